@@ -1,0 +1,383 @@
+//! A reservation: one address range, and which of its pages have memory.
+//!
+//! ```text
+//!   page       0         1         2         3
+//!          [ Mapped ][  --   ][ Mapped ][ Stuck ]        `--` has address space but no memory
+//!
+//!             map: claim -> memory -> Mapped
+//!      --  ------------------------------------>  Mapped        a call that fails midway undoes the whole batch
+//!          <------------------------------------
+//!             unmap: claim -> give back -> --                   what the system will not take back is Stuck:
+//!                                                               counted, reported, and may be unmapped again
+//! ```
+//!
+//! Each page has one atomic state. A call first claims all its pages (state `Busy`) and only then talks to the system
+//! below, so no lock is held across a driver call and calls on different pages run side by side. This is the only
+//! caller of [`Region`]'s unsafe methods: the states prove their conditions.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+
+use tidekv_core::geometry::{Place, Placement};
+use tidekv_core::units::{ByteOffset, Bytes, PageId};
+
+use crate::fork::Birth;
+use crate::{Backend, MapError, MemError, Region, RegionOptions, UnmapError, UnmappedReads};
+
+const UNMAPPED: u8 = 0;
+const MAPPED: u8 = 1;
+const BUSY: u8 = 2;
+const STUCK: u8 = 3;
+
+/// Whether a page has memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageUse {
+    /// Address space only.
+    Unmapped,
+    /// Memory behind every byte.
+    Mapped,
+    /// A call is changing it or copying from it.
+    Busy,
+    /// Not usable, but some of its memory could not be given back.
+    Stuck,
+}
+
+/// One address range whose pages come and go. Its addresses stay the same for its whole life.
+#[derive(Debug)]
+pub struct Reservation {
+    // Declared first: the region gives its memory back before the back-end can go.
+    region: Box<dyn Region>,
+    placement: Placement,
+    options: RegionOptions,
+    states: Box<[AtomicU8]>,
+    mapped: AtomicU32,
+    stuck: AtomicU32,
+    birth: Birth,
+    backend: Arc<dyn Backend>,
+}
+
+impl Reservation {
+    /// Takes address space for every page of `placement`, and no memory.
+    ///
+    /// # Errors
+    /// A page size off the back-end's granularity, or address space that cannot be had.
+    pub fn new(backend: Arc<dyn Backend>, placement: Placement, options: RegionOptions) -> Result<Self, MemError> {
+        check_granular(&*backend, placement.handle_bytes())?;
+        let region = backend.open_region(&placement, options)?;
+        let states = (0..placement.page_count()).map(|_| AtomicU8::new(UNMAPPED)).collect();
+        Ok(Self {
+            region,
+            placement,
+            options,
+            states,
+            mapped: AtomicU32::new(0),
+            stuck: AtomicU32::new(0),
+            birth: Birth::here(),
+            backend,
+        })
+    }
+
+    /// Address of byte 0, the same until the reservation is dropped.
+    pub fn base_address(&self) -> u64 {
+        self.region.base()
+    }
+
+    /// Where its pages lie.
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// Where its memory comes from.
+    pub fn backend(&self) -> &Arc<dyn Backend> {
+        &self.backend
+    }
+
+    /// Pages that have memory and can be used.
+    pub fn mapped_pages(&self) -> u32 {
+        self.mapped.load(Ordering::Relaxed)
+    }
+
+    /// Pages that hold memory which could not be given back.
+    pub fn stuck_pages(&self) -> u32 {
+        self.stuck.load(Ordering::Relaxed)
+    }
+
+    /// Memory behind the usable pages.
+    pub fn mapped_bytes(&self) -> Bytes {
+        Bytes(self.placement.page_bytes().0 * u64::from(self.mapped_pages()))
+    }
+
+    /// Memory behind the reservation as an independent witness counts it, where there is one.
+    pub fn witness(&self) -> Option<Bytes> {
+        self.region.witness()
+    }
+
+    /// What a page is at the moment; `None` past the end.
+    pub fn page_use(&self, page: PageId) -> Option<PageUse> {
+        Some(match self.states.get(page.index())?.load(Ordering::Acquire) {
+            MAPPED => PageUse::Mapped,
+            BUSY => PageUse::Busy,
+            STUCK => PageUse::Stuck,
+            _ => PageUse::Unmapped,
+        })
+    }
+
+    /// Puts memory behind all of `pages`, or behind none of them.
+    ///
+    /// # Errors
+    /// [`MapError`]; whatever it is, the pages are as they were before (but see [`MapError::Refused`]'s `stuck`).
+    pub fn map_pages(&self, pages: &[PageId]) -> Result<(), MapError> {
+        self.claim(pages, |state| state == UNMAPPED)
+            .map_err(|refusal| self.map_error(refusal))?;
+        for (index, &page) in pages.iter().enumerate() {
+            if let Err(source) = self.map_claimed(page) {
+                let stuck = self.roll_back(pages, index);
+                return Err(MapError::Refused { page, stuck, source });
+            }
+        }
+        for &page in pages {
+            self.set(page, MAPPED);
+        }
+        self.mapped.fetch_add(count(pages), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Gives back the memory of all of `pages`. The caller knows that nothing uses them any more: where the device may
+    /// still be reading, wait for the fence or [`Backend::synchronise`] first.
+    ///
+    /// # Errors
+    /// [`UnmapError`]; only [`UnmapError::Stuck`] means that some pages were unmapped.
+    pub fn unmap_pages(&self, pages: &[PageId]) -> Result<(), UnmapError> {
+        let previous = self
+            .claim(pages, |state| state == MAPPED || state == STUCK)
+            .map_err(|refusal| self.unmap_error(refusal))?;
+        let mut stuck = Vec::new();
+        let mut first_cause = None;
+        for (&page, was) in pages.iter().zip(previous) {
+            match was {
+                STUCK => self.stuck.fetch_sub(1, Ordering::Relaxed),
+                _ => self.mapped.fetch_sub(1, Ordering::Relaxed),
+            };
+            if let Err(source) = self.give_back(page) {
+                stuck.push(page);
+                first_cause.get_or_insert(source);
+            }
+        }
+        match first_cause {
+            None => Ok(()),
+            Some(source) => Err(UnmapError::Stuck { stuck, source }),
+        }
+    }
+
+    /// Copies bytes of one page out: a mapped one, or any where unmapped addresses read as zeros.
+    ///
+    /// # Errors
+    /// [`MemError::NotMapped`] unless the whole range lies in one readable handle that no other call is changing.
+    pub fn read(&self, offset: ByteOffset, into: &mut [u8]) -> Result<(), MemError> {
+        let zeros = self.options.unmapped_reads == UnmappedReads::Zeros;
+        let readable = |state| state == MAPPED || (zeros && state == UNMAPPED);
+        self.with_page(offset, into.len(), readable, |_| {
+            // SAFETY: `with_page` checked that the range lies in one handle and holds its page claimed meanwhile.
+            unsafe { self.region.read(offset, into) }
+        })
+    }
+
+    /// Copies bytes into one mapped page.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn write(&self, offset: ByteOffset, from: &[u8]) -> Result<(), MemError> {
+        self.with_page(
+            offset,
+            from.len(),
+            |state| state == MAPPED,
+            |_| {
+                // SAFETY: as in `read`; the claim keeps other callers of this type out, and raw users of the address are
+                // bound by their own promises.
+                unsafe { self.region.write(offset, from) }
+            },
+        )
+    }
+
+    /// A descriptor of one mapped handle's memory, for another process to map.
+    ///
+    /// # Errors
+    /// [`MemError::Unsupported`] where the back-end was not opened for sharing; [`MemError::NotMapped`].
+    pub fn export(&self, page: PageId, handle: u32) -> Result<OwnedFd, MemError> {
+        if page.0 >= self.placement.page_count() || handle >= self.placement.handles_per_page() {
+            return Err(MemError::NotMapped { offset: 0, end: 0 });
+        }
+        let extent = self.placement.extent(page, handle);
+        self.with_page(
+            extent.offset,
+            1,
+            |state| state == MAPPED,
+            |place| {
+                // SAFETY: `with_page` holds the mapped page claimed meanwhile.
+                unsafe { self.region.export(self.placement.slot(place.page, place.handle)) }
+            },
+        )
+    }
+
+    /// Runs `copy` while the page that holds the range is claimed, so that nobody changes it meanwhile.
+    fn with_page<T>(
+        &self,
+        offset: ByteOffset,
+        len: usize,
+        wanted: impl Fn(u8) -> bool,
+        copy: impl FnOnce(Place) -> Result<T, MemError>,
+    ) -> Result<T, MemError> {
+        if self.birth.is_foreign() {
+            return Err(MemError::Forked);
+        }
+        let end = offset.0.saturating_add(len as u64);
+        let not_mapped = || MemError::NotMapped { offset: offset.0, end };
+        let place = self.placement.locate(offset).ok_or_else(not_mapped)?;
+        if place.within + len as u64 > self.placement.handle_bytes().0 {
+            return Err(not_mapped());
+        }
+        let previous = self.claim(&[place.page], wanted).map_err(|_| not_mapped())?;
+        let outcome = copy(place);
+        self.set(place.page, previous[0]);
+        outcome
+    }
+
+    /// Makes all of `pages` Busy, or none, and says what they were. `wanted` tells which states will do.
+    fn claim(&self, pages: &[PageId], wanted: impl Fn(u8) -> bool) -> Result<Vec<u8>, Refusal> {
+        if self.birth.is_foreign() {
+            return Err(Refusal::Forked);
+        }
+        let mut previous = Vec::with_capacity(pages.len());
+        for (index, &page) in pages.iter().enumerate() {
+            let outcome = match self.states.get(page.index()) {
+                None => Err(Refusal::OutOfRange(page)),
+                Some(state) => state
+                    .fetch_update(Ordering::Acquire, Ordering::Acquire, |state| {
+                        wanted(state).then_some(BUSY)
+                    })
+                    .map_err(|state| Refusal::State(page, state)),
+            };
+            match outcome {
+                Ok(state) => previous.push(state),
+                Err(refusal) => {
+                    for (&page, state) in pages[..index].iter().zip(previous) {
+                        self.set(page, state);
+                    }
+                    return Err(refusal);
+                }
+            }
+        }
+        Ok(previous)
+    }
+
+    fn map_claimed(&self, page: PageId) -> Result<(), MemError> {
+        for handle in 0..self.placement.handles_per_page() {
+            let slot = self.placement.slot(page, handle);
+            // SAFETY: the page is Busy by this call and was Unmapped, so its slots have no memory and no other user.
+            unsafe { self.region.map(slot, self.placement.extent(page, handle)) }?;
+        }
+        Ok(())
+    }
+
+    /// Undoes `pages[..=failed]`, frees the claims of the rest, and counts what could not be undone.
+    fn roll_back(&self, pages: &[PageId], failed: usize) -> u32 {
+        for &page in &pages[failed + 1..] {
+            self.set(page, UNMAPPED);
+        }
+        pages[..=failed]
+            .iter()
+            .rev()
+            .map(|&page| u32::from(self.give_back(page).is_err()))
+            .sum()
+    }
+
+    /// Takes a Busy page's memory away: it becomes Unmapped, or Stuck when any handle stays.
+    fn give_back(&self, page: PageId) -> Result<(), MemError> {
+        let mut outcome = Ok(());
+        // Backwards, as things are undone; on through failures, so that one stuck handle strands no others.
+        for handle in (0..self.placement.handles_per_page()).rev() {
+            let slot = self.placement.slot(page, handle);
+            // SAFETY: the page is Busy by this call, so its slots have no other user; that nothing reads its bytes
+            // any more is the caller's promise for mapped pages and true for pages that never became Mapped.
+            let unmapped = unsafe { self.region.unmap(slot, self.placement.extent(page, handle)) };
+            outcome = outcome.and(unmapped);
+        }
+        if outcome.is_err() {
+            self.stuck.fetch_add(1, Ordering::Relaxed);
+        }
+        self.set(page, if outcome.is_ok() { UNMAPPED } else { STUCK });
+        outcome
+    }
+
+    fn set(&self, page: PageId, state: u8) {
+        self.states[page.index()].store(state, Ordering::Release);
+    }
+
+    fn last_page(&self) -> PageId {
+        PageId(self.placement.page_count() - 1)
+    }
+
+    fn map_error(&self, refusal: Refusal) -> MapError {
+        match refusal {
+            Refusal::OutOfRange(page) => MapError::OutOfRange {
+                page,
+                last: self.last_page(),
+            },
+            Refusal::State(page, MAPPED) => MapError::AlreadyMapped { page },
+            Refusal::State(page, STUCK) => MapError::Stuck { page },
+            Refusal::State(page, _) => MapError::Busy { page },
+            Refusal::Forked => MapError::Forked,
+        }
+    }
+
+    fn unmap_error(&self, refusal: Refusal) -> UnmapError {
+        match refusal {
+            Refusal::OutOfRange(page) => UnmapError::OutOfRange {
+                page,
+                last: self.last_page(),
+            },
+            Refusal::State(page, UNMAPPED) => UnmapError::NotMapped { page },
+            Refusal::State(page, _) => UnmapError::Busy { page },
+            Refusal::Forked => UnmapError::Forked,
+        }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if self.birth.is_foreign() {
+            return;
+        }
+        for page in (0..self.placement.page_count()).map(PageId) {
+            // What cannot be given back here goes with the region, which keeps the address range for it.
+            if *self.states[page.index()].get_mut() != UNMAPPED {
+                let _ = self.give_back(page);
+            }
+        }
+    }
+}
+
+/// Why a batch could not be claimed.
+enum Refusal {
+    OutOfRange(PageId),
+    State(PageId, u8),
+    Forked,
+}
+
+fn count(pages: &[PageId]) -> u32 {
+    u32::try_from(pages.len()).expect("a batch that was claimed has no more pages than the reservation")
+}
+
+/// Refuses handle sizes that the back-end cannot make.
+pub(crate) fn check_granular(backend: &dyn Backend, bytes: Bytes) -> Result<(), MemError> {
+    let capabilities = backend.capabilities();
+    if bytes.0 > 0 && bytes.is_multiple_of(capabilities.granularity) {
+        return Ok(());
+    }
+    Err(MemError::PageSize {
+        bytes,
+        granularity: capabilities.granularity,
+        backend: capabilities.name,
+    })
+}
