@@ -1,0 +1,121 @@
+use super::*;
+use crate::compare::figures;
+use clap::Parser;
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    args: AllocArgs,
+}
+
+fn plan_of(flags: &[&str]) -> anyhow::Result<Plan> {
+    let args = Cli::try_parse_from(["alloc"].iter().chain(flags))?.args;
+    Plan::of(&args)
+}
+
+fn samples(values: &[u64]) -> Samples {
+    values.iter().map(|pair_ns| pair_ns * u64::from(BATCH)).collect()
+}
+
+fn figures_of(measurements: &[Measurement]) -> Vec<(String, f64)> {
+    let mut result = BenchResult::new("alloc", &serde_json::json!({}), HostInfo::default()).unwrap();
+    report::fill(&mut result, measurements);
+    figures::of_summary(&result.summary)
+        .into_iter()
+        .map(|figure| (figure.path.join("."), figure.value))
+        .collect()
+}
+
+#[test]
+fn defaults_are_what_the_help_says() {
+    let plan = plan_of(&[]).unwrap();
+    assert_eq!(
+        (&plan.blocks[..], &plan.k[..]),
+        (&[1000, 1_000_000][..], &[1, 16, 64, 256][..])
+    );
+    assert_eq!((plan.iters, plan.batch), (10_000, 64));
+    assert_eq!(plan_of(&["--quick"]).unwrap().iters, 1000);
+    assert_eq!(plan_of(&["--quick", "--iters", "7"]).unwrap().iters, 7);
+}
+
+#[test]
+fn bad_values_are_refused_with_the_flag_named() {
+    for (flags, named) in [
+        (["--iters", "0"], "--iters"),
+        (["--occupancy", "1"], "--occupancy"),
+        (["--occupancy", "NaN"], "--occupancy"),
+        (["--blocks", "0,10"], "--blocks"),
+        (["--blocks-per-page", "0"], "--blocks-per-page"),
+        (["--k", "0"], "--k"),
+        (["--k", "1,1"], "--k"),
+    ] {
+        let error = plan_of(&flags).unwrap_err().to_string();
+        assert!(error.contains(named), "{flags:?}: {error}");
+    }
+}
+
+#[test]
+fn rounds_take_as_many_samples_as_asked() {
+    for iters in [1, 7, 10, 19, 10_000] {
+        let plan = plan_of(&["--iters", &iters.to_string()]).unwrap();
+        let taken: u32 = (0..plan.rounds()).map(|round| plan.samples_in_round(round)).sum();
+        assert_eq!(taken, iters);
+    }
+}
+
+#[test]
+fn the_summary_has_the_worst_pool_each_pool_and_the_ratio() {
+    let small = Measurement {
+        blocks: 1000,
+        k: 16,
+        alloc_free: samples(&[80, 90, 100]),
+        replace: samples(&[200]),
+    };
+    let large = Measurement {
+        blocks: 5000,
+        k: 16,
+        alloc_free: samples(&[90, 99, 99]),
+        replace: Samples::new(),
+    };
+    let expected = [
+        ("alloc_free_ns.k16.p50", 99.0),
+        ("alloc_free_ns.k16.p99", 100.0),
+        ("replace_ns.k16.p50", 200.0),
+        ("replace_ns.k16.p99", 200.0),
+        ("pools.1000.k16.p50", 90.0),
+        ("pools.1000.k16.p99", 100.0),
+        ("pools.1000.replace_k16.p50", 200.0),
+        ("pools.1000.replace_k16.p99", 200.0),
+        ("pools.5000.k16.p50", 99.0),
+        ("pools.5000.k16.p99", 99.0),
+        ("largest_over_smallest_pool.k16", 1.1),
+    ];
+    assert_eq!(
+        figures_of(&[small, large]),
+        expected.map(|(path, value)| (path.to_owned(), value))
+    );
+}
+
+#[test]
+fn one_pool_has_no_ratio() {
+    let only = Measurement {
+        blocks: 1000,
+        k: 16,
+        alloc_free: samples(&[80]),
+        replace: Samples::new(),
+    };
+    assert!(figures_of(&[only]).iter().all(|(path, _)| !path.contains("over")));
+}
+
+#[test]
+fn a_small_run_measures_everything_it_was_asked_for() {
+    let plan = plan_of(&["--blocks", "100,200", "--k", "1,4", "--iters", "3"]).unwrap();
+    let measurements = measure(&plan, &Progress::hidden()).unwrap();
+    assert_eq!(measurements.len(), 4);
+    for measurement in &measurements {
+        assert_eq!((measurement.alloc_free.len(), measurement.replace.len()), (3, 3));
+    }
+    let tables = report::tables(&measurements);
+    assert!(tables.contains("| 200 blocks, k = 4 |"), "{tables}");
+    assert!(tables.lines().all(|line| line.chars().count() <= 80), "{tables}");
+}

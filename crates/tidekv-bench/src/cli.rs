@@ -1,0 +1,124 @@
+//! The command line: `kvbench <vmm|alloc|compare>`.
+//!
+//! Each subcommand owns its arguments, its examples and its `run`; this module only lists them. What a
+//! subcommand reports is an [`ExitStatus`] or an error, and [`exit`](crate::exit) turns either into a code.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use clap::{Parser, Subcommand};
+
+use crate::exit::ExitStatus;
+use crate::{alloc, compare, vmm};
+
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("TIDEKV_COMMIT"), ")");
+
+/// Benchmarks of tidekv, elastic KV-cache memory for LLM serving
+#[derive(Debug, Parser)]
+#[command(name = "kvbench", version = VERSION, after_help = EXAMPLES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  kvbench vmm                                  # cost of mapping and unmapping pages here
+  kvbench alloc --quick                        # cost of leasing and freeing blocks, a first look
+  kvbench vmm --output before.json             # keep the result ...
+  kvbench compare before.json after.json --fail-above 10%   # ... and hold a later one against it
+
+Exit status: 0 done, 1 the answer is no, 2 error.";
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Map and unmap pages, beside the raw calls that this takes
+    Vmm(vmm::VmmArgs),
+    /// Lease and free blocks of pools of several sizes
+    Alloc(alloc::AllocArgs),
+    /// Compare two results of one benchmark
+    Compare(compare::CompareArgs),
+}
+
+impl Cli {
+    /// Parses the arguments of this process, program name first.
+    pub fn parse_args(args: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        Self::try_parse_from(with_dashes(args))
+    }
+
+    /// Does what was asked.
+    pub fn run(&self) -> anyhow::Result<ExitStatus> {
+        match &self.command {
+            Command::Vmm(args) => vmm::run(args),
+            Command::Alloc(args) => alloc::run(args),
+            Command::Compare(args) => compare::run(args),
+        }
+    }
+}
+
+/// Underscores in the names of long flags become dashes, so `--num_layers` works as `--num-layers` does.
+/// Values and everything behind a bare `--` stay as they are.
+fn with_dashes(args: impl IntoIterator<Item = OsString>) -> impl Iterator<Item = OsString> {
+    let mut flags_are_over = false;
+    args.into_iter().map(move |arg| {
+        flags_are_over |= arg == "--";
+        if flags_are_over { arg } else { dashed(&arg) }
+    })
+}
+
+fn dashed(arg: &OsStr) -> OsString {
+    let bytes = arg.as_bytes();
+    if !bytes.starts_with(b"--") {
+        return arg.to_owned();
+    }
+    let name_end = bytes.iter().position(|&byte| byte == b'=').unwrap_or(bytes.len());
+    let dash = |&byte: &u8| if byte == b'_' { b'-' } else { byte };
+    OsString::from_vec(
+        bytes[..name_end]
+            .iter()
+            .map(dash)
+            .chain(bytes[name_end..].iter().copied())
+            .collect(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn dashes(args: &[&str]) -> Vec<OsString> {
+        with_dashes(args.iter().map(OsString::from)).collect()
+    }
+
+    #[test]
+    fn clap_finds_nothing_wrong_with_the_definitions() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn both_spellings_of_a_flag() {
+        assert_eq!(
+            dashes(&["kvbench", "vmm", "--num_layers", "4"]),
+            ["kvbench", "vmm", "--num-layers", "4"]
+        );
+        assert_eq!(
+            dashes(&["--output=a_b.json", "a_b.json"]),
+            ["--output=a_b.json", "a_b.json"]
+        );
+        assert_eq!(dashes(&["--fail_above=10%"]), ["--fail-above=10%"]);
+        assert_eq!(dashes(&["--", "--a_b"]), ["--", "--a_b"]);
+        let args = ["kvbench", "compare", "a.json", "b.json", "--fail_above", "10 %"];
+        assert!(Cli::parse_args(args.map(OsString::from)).is_ok());
+    }
+
+    #[test]
+    fn every_subcommand_has_examples() {
+        for command in Cli::command().get_subcommands() {
+            let help = command.clone().render_long_help().to_string();
+            assert!(help.contains("Examples:\n"), "{} has none", command.get_name());
+        }
+    }
+}

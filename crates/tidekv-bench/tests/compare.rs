@@ -1,0 +1,221 @@
+//! `kvbench compare` as its users run it: the real binary, real files, real pipes.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail the test")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+fn kvbench() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvbench"));
+    command.env_remove("NO_COLOR");
+    command
+}
+
+/// A folder of result files, gone at the end of the test.
+struct Files(TempDir);
+
+impl Files {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.0.path().join(name);
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// A result of `alloc` whose time is `ns` and whose rate is the inverse of it.
+    fn result(&self, name: &str, ns: f64) -> PathBuf {
+        let summary = json!({"alloc_free_ns": {"k16": {"p50": ns}}, "blocks_per_s": 1e9 / ns, "pages": 1e3 * ns});
+        self.benchmark(name, "alloc", &summary)
+    }
+
+    fn benchmark(&self, name: &str, benchmark: &str, summary: &Value) -> PathBuf {
+        let result = json!({"schema": "tidekv.bench.v1", "name": benchmark, "args": {}, "host": {}, "samples": {},
+                            "summary": summary});
+        self.write(name, &result.to_string())
+    }
+}
+
+fn compare(a: &Path, b: &Path, flags: &[&str]) -> Output {
+    kvbench().arg("compare").args([a, b]).args(flags).output().unwrap()
+}
+
+fn code(output: &Output) -> i32 {
+    output.status.code().expect("not ended by a signal")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// Exit code 2, nothing on stdout and one line `error: ...` on stderr, which is returned.
+fn the_error(output: &Output) -> String {
+    let stderr = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!(code(output), 2, "{stderr}");
+    assert_eq!(stdout(output), "");
+    assert!(
+        stderr.starts_with("error: ") && stderr.trim_end().lines().count() == 1,
+        "{stderr}"
+    );
+    stderr
+}
+
+#[test]
+fn a_result_holds_against_itself() {
+    let files = Files::new();
+    let a = files.result("a.json", 100.0);
+    let output = compare(&a, &a, &["--fail-above", "0"]);
+    assert_eq!(code(&output), 0);
+    assert!(
+        stdout(&output).contains("| alloc_free_ns.k16.p50 |"),
+        "{}",
+        stdout(&output)
+    );
+    assert!(output.stderr.is_empty());
+}
+
+#[test]
+fn slower_past_the_threshold_is_a_no() {
+    let files = Files::new();
+    let (a, b) = (files.result("a.json", 100.0), files.result("b.json", 120.0));
+    for threshold in ["10%", "10 %", "0.1"] {
+        let output = compare(&a, &b, &["--fail-above", threshold]);
+        assert_eq!(code(&output), 1, "{threshold}");
+        assert!(
+            stdout(&output).contains("FAILED: 2 worse by more than 10 %"),
+            "{}",
+            stdout(&output)
+        );
+    }
+    assert_eq!(code(&compare(&a, &b, &["--fail_above=25%"])), 0);
+    assert_eq!(code(&compare(&a, &b, &[])), 0, "without a threshold it only reports");
+}
+
+#[test]
+fn faster_is_a_yes() {
+    let files = Files::new();
+    let (a, b) = (files.result("a.json", 100.0), files.result("b.json", 80.0));
+    let output = compare(&a, &b, &["--fail-above", "10%"]);
+    assert_eq!(code(&output), 0);
+    assert!(stdout(&output).contains("2 better, 0 worse"), "{}", stdout(&output));
+}
+
+#[test]
+fn a_figure_gone_from_b_is_a_no() {
+    let files = Files::new();
+    let a = files.benchmark("a.json", "alloc", &json!({"map_us": 1, "unmap_us": 1}));
+    let b = files.benchmark("b.json", "alloc", &json!({"map_us": 1}));
+    let output = compare(&a, &b, &["--fail-above", "10%"]);
+    assert_eq!(code(&output), 1);
+    assert!(
+        stdout(&output).contains("missing in B: unmap_us"),
+        "{}",
+        stdout(&output)
+    );
+    assert_eq!(code(&compare(&b, &a, &["--fail-above", "10%"])), 0);
+}
+
+#[test]
+fn another_benchmark_is_an_error_that_names_both() {
+    let files = Files::new();
+    let a = files.benchmark("a.json", "alloc", &json!({"x_ns": 1}));
+    let b = files.benchmark("b.json", "vmm", &json!({"x_ns": 1}));
+    let error = the_error(&compare(&a, &b, &[]));
+    for part in ["a.json", "b.json", "`alloc`", "`vmm`"] {
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn files_that_are_no_results_are_errors_that_name_the_file() {
+    let files = Files::new();
+    let good = files.result("good.json", 100.0);
+    let whole = fs::read_to_string(&good).unwrap();
+    for (name, text, reason) in [
+        ("truncated.json", &whole[..whole.len() / 2], "too early"),
+        ("empty.json", "", "empty"),
+        ("other.json", r#"{"request_throughput": 3}"#, "`schema` is missing"),
+        ("newer.json", r#"{"schema": "tidekv.bench.v2"}"#, "tidekv.bench.v2"),
+        ("nan.json", &whole.replace("100.0", "NaN"), "NaN"),
+    ] {
+        let bad = files.write(name, text);
+        for output in [compare(&bad, &good, &[]), compare(&good, &bad, &["--json"])] {
+            let error = the_error(&output);
+            assert!(error.contains(name) && error.contains(reason), "{error}");
+        }
+    }
+    let missing = files.0.path().join("missing.json");
+    assert!(the_error(&compare(&good, &missing, &[])).contains("missing.json"));
+    assert!(the_error(&compare(&good, files.0.path(), &[])).contains("cannot be read"));
+}
+
+#[test]
+fn the_json_output_is_one_object() {
+    let files = Files::new();
+    let (a, b) = (files.result("a.json", 100.0), files.result("b.json", 120.0));
+    let output = compare(&a, &b, &["--json", "--fail-above", "10%"]);
+    assert_eq!(code(&output), 1);
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(value["failed"], json!(true));
+    assert_eq!(value["figures"][0]["path"], json!("alloc_free_ns.k16.p50"));
+    assert_eq!(value["figures"][0]["verdict"], json!("worse"));
+    assert_eq!(value["figures"].as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn different_machines_are_pointed_out_on_stderr() {
+    let files = Files::new();
+    let result = |cores| {
+        json!({"schema": "tidekv.bench.v1", "name": "x", "host": {"cores": cores}, "summary": {"x_ns": 1}}).to_string()
+    };
+    let (a, b) = (files.write("a.json", &result(2)), files.write("b.json", &result(64)));
+    let output = compare(&a, &b, &[]);
+    assert_eq!(code(&output), 0);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        stderr.starts_with("warning: ") && stderr.contains("cores 2 and 64"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn a_reader_that_went_away_is_no_error() {
+    let files = Files::new();
+    let a = files.result("a.json", 100.0);
+    for arguments in [
+        vec!["compare", a.to_str().unwrap(), a.to_str().unwrap()],
+        vec!["--help"],
+        vec!["--version"],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        // Closed before the child starts: its very first write meets a broken pipe.
+        drop(reader);
+        let output = kvbench()
+            .args(&arguments)
+            .stdout(writer)
+            .stderr(Stdio::piped())
+            .output()
+            .unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{arguments:?}");
+        assert_eq!(code(&output), 0, "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_wrong_command_line_is_an_error() {
+    for arguments in [
+        &["compare"][..],
+        &["nothing"],
+        &["compare", "a", "b", "--fail-above", "much"],
+    ] {
+        let output = kvbench().args(arguments).output().unwrap();
+        assert_eq!(code(&output), 2, "{arguments:?}");
+        assert!(output.stderr.starts_with(b"error: "), "{arguments:?}");
+    }
+}
