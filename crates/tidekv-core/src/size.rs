@@ -64,7 +64,6 @@ fn parse(text: &str) -> Result<Bytes, SizeError> {
         .find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | ',' | '_')))
         .unwrap_or(trimmed.len());
     let (number, unit) = trimmed.split_at(number_end);
-    let shift = unit_shift(unit.trim())?;
 
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let digits = |part: &str| part.chars().filter(char::is_ascii_digit).collect::<String>();
@@ -72,6 +71,7 @@ fn parse(text: &str) -> Result<Bytes, SizeError> {
     if (whole.is_empty() && fraction.is_empty()) || number.matches('.').count() > 1 {
         return Err(SizeError::NoNumber { text: own() });
     }
+    let shift = unit_shift(unit.trim())?;
     let too_large = || SizeError::TooLarge { text: own() };
     let whole: u64 = if whole.is_empty() {
         0
@@ -155,6 +155,7 @@ mod tests {
     fn refusals_say_what_is_wrong() {
         assert!(matches!("G".parse::<Bytes>(), Err(SizeError::NoNumber { .. })));
         assert!(matches!("".parse::<Bytes>(), Err(SizeError::NoNumber { .. })));
+        assert!(matches!("x".parse::<Bytes>(), Err(SizeError::NoNumber { .. })));
         assert!(matches!("1.2.3M".parse::<Bytes>(), Err(SizeError::NoNumber { .. })));
         assert!(matches!("-1G".parse::<Bytes>(), Err(SizeError::Negative { .. })));
         assert!(matches!("1X".parse::<Bytes>(), Err(SizeError::UnknownUnit { .. })));

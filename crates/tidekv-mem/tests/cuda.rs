@@ -267,6 +267,55 @@ fn zeros_cost_one_handle() {
     assert_eq!(backend.held(), Bytes::ZERO);
 }
 
+/// A write to the page of zeros would be seen by every reader of every unmapped id: the driver refuses it. The attempt may
+/// end the context it is made in, so a process of its own makes it.
+#[test]
+fn a_stray_write_to_zeros_is_refused() {
+    const TEST: &str = "a_stray_write_to_zeros_is_refused";
+    const CHILD: &str = "TIDEKV_TEST_STRAY_WRITE";
+    if std::env::var_os(CHILD).is_none() {
+        if cuda(TEST, CudaOptions::default()).is_some() {
+            let child = std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", TEST])
+                .env(CHILD, "1")
+                .output()
+                .unwrap();
+            assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
+        }
+        return;
+    }
+    let backend = cuda(TEST, CudaOptions::default()).unwrap();
+    let options = RegionOptions {
+        unmapped_reads: UnmappedReads::Zeros,
+    };
+    let placement = Placement::uniform(Bytes::mib(2), 4).unwrap();
+    let reservation = Reservation::new(Arc::clone(&backend), placement, options).unwrap();
+    assert_eq!(marked(&reservation, 2), Some(0));
+    assert!(
+        !stray_write_succeeds(reservation.base_address()),
+        "the page of zeros could be written"
+    );
+    // The context may be gone with the attempt: leave without destructors.
+    std::mem::forget(reservation);
+}
+
+/// Writes to a device address behind the reservation's back, as a wrong kernel would.
+fn stray_write_succeeds(address: u64) -> bool {
+    use cudarc::driver::sys;
+    let mut context = std::ptr::null_mut();
+    // SAFETY: a place to write to, and device 0, which the test has open.
+    let retained = unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut context, 0) };
+    // SAFETY: the context that was just retained.
+    let current = unsafe { sys::cuCtxSetCurrent(context) };
+    assert_eq!([retained, current], [sys::CUresult::CUDA_SUCCESS; 2]);
+    let bytes = [1u8; 64];
+    // SAFETY: 64 bytes to read; whether the target may be written is what is being asked.
+    let written = unsafe { sys::cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len()) };
+    // SAFETY: no arguments.
+    let finished = unsafe { sys::cuCtxSynchronize() };
+    [written, finished] == [sys::CUresult::CUDA_SUCCESS; 2]
+}
+
 #[test]
 fn a_page_costs_three_driver_calls_to_map_and_two_to_unmap() {
     let Some(backend) = cuda(

@@ -10,11 +10,10 @@ use super::calls::{MapTimes, timed};
 use super::{Plan, SharedBackend};
 use crate::stats::Samples;
 
-/// The model: 8 KV heads of 128 elements, bf16, 16 tokens a block, as Llama 3 8B and many others.
+/// The model: 8 KV heads of 128 elements, bf16, as Llama 3 8B and many others.
 const KV_HEADS: u32 = 8;
 const HEAD_SIZE: u32 = 128;
 const ELEMENT_BYTES: u32 = 2;
-const BLOCK_TOKENS: u32 = 16;
 
 /// Reservations of the whole device that are timed.
 const INIT_ROUNDS: u32 = 5;
@@ -31,7 +30,7 @@ pub(super) struct LayoutTimes {
 /// The layout over all memory that the device has.
 pub(super) fn geometry(plan: &Plan, layout: Layout, backend: &dyn Backend) -> anyhow::Result<Geometry> {
     let config = GeometryConfig {
-        shape: KvShape::heads(plan.layers, KV_HEADS, HEAD_SIZE, ELEMENT_BYTES, BLOCK_TOKENS),
+        shape: KvShape::heads(plan.layers, KV_HEADS, HEAD_SIZE, ELEMENT_BYTES, plan.block_size),
         layout,
         granularity: backend.capabilities().granularity,
         chunk: plan.chunk,

@@ -54,6 +54,7 @@ const MAX_ITERS: u32 = 1_000_000;
 const MAX_PAGES: u32 = 1_000_000;
 const MAX_THREADS: u32 = 256;
 const MAX_LAYERS: u32 = 10_000;
+const MAX_BLOCK_TOKENS: u32 = 1_000_000;
 
 /// Arguments of `kvbench vmm`.
 #[derive(Args, Clone, Debug)]
@@ -79,9 +80,13 @@ pub struct VmmArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub threads: u32,
 
-    /// Layers of the model whose layouts are measured (8 KV heads of 128, bf16, 16 tokens a block)
+    /// Layers of the model whose layouts are measured (8 KV heads of 128, bf16)
     #[arg(long, visible_alias = "num-layers", value_name = "N", default_value_t = 32)]
     pub layers: u32,
+
+    /// Tokens in one block of that model
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub block_size: u32,
 
     /// Layouts to measure: slab, per-layer, interleaved
     #[arg(long, value_name = "NAME,...", default_value = "slab,per-layer,interleaved")]
@@ -174,6 +179,7 @@ struct Plan {
     pages: u32,
     threads: u32,
     layers: u32,
+    block_size: u32,
     layouts: Vec<&'static str>,
     #[serde(skip)]
     layouts_measured: Vec<Layout>,
@@ -203,6 +209,7 @@ impl Plan {
             pages: within("--pages", args.pages, MAX_PAGES)?,
             threads: within("--threads", args.threads, MAX_THREADS)?,
             layers: within("--layers", args.layers, MAX_LAYERS)?,
+            block_size: within("--block-size", args.block_size, MAX_BLOCK_TOKENS)?,
             layouts: layouts_measured.iter().map(|layout| layout.name()).collect(),
             layouts_measured,
             chunk_bytes: match chunk {

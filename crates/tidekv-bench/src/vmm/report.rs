@@ -167,8 +167,9 @@ fn layout_table(plan: &Plan, layouts: &[LayoutTimes]) -> String {
         ]);
     }
     let mut text = format!(
-        "\none page id of a model with {} layers (K and V, 32 KiB a block)\n{}",
+        "\none page id of a model with {} layers (K and V, blocks of {} tokens)\n{}",
         plan.layers,
+        plan.block_size,
         table.render()
     );
     if let Some([page_id, per_gib]) = slab_speedup(layouts) {
