@@ -13,9 +13,7 @@ use std::process::Command;
 fn main() {
     println!("cargo::rerun-if-env-changed=TIDEKV_COMMIT");
     println!("cargo::rerun-if-changed=build.rs");
-    let commit = given_commit()
-        .or_else(git_commit)
-        .unwrap_or_else(|| "unknown".to_owned());
+    let commit = given_commit().or_else(git_commit).unwrap_or_else(|| "unknown".to_owned());
     println!("cargo::rustc-env=TIDEKV_COMMIT={commit}");
 }
 

@@ -75,13 +75,7 @@ fn dashed(arg: &OsStr) -> OsString {
     }
     let name_end = bytes.iter().position(|&byte| byte == b'=').unwrap_or(bytes.len());
     let dash = |&byte: &u8| if byte == b'_' { b'-' } else { byte };
-    OsString::from_vec(
-        bytes[..name_end]
-            .iter()
-            .map(dash)
-            .chain(bytes[name_end..].iter().copied())
-            .collect(),
-    )
+    OsString::from_vec(bytes[..name_end].iter().map(dash).chain(bytes[name_end..].iter().copied()).collect())
 }
 
 #[cfg(test)]
@@ -100,14 +94,8 @@ mod tests {
 
     #[test]
     fn both_spellings_of_a_flag() {
-        assert_eq!(
-            dashes(&["kvbench", "vmm", "--num_layers", "4"]),
-            ["kvbench", "vmm", "--num-layers", "4"]
-        );
-        assert_eq!(
-            dashes(&["--output=a_b.json", "a_b.json"]),
-            ["--output=a_b.json", "a_b.json"]
-        );
+        assert_eq!(dashes(&["kvbench", "vmm", "--num_layers", "4"]), ["kvbench", "vmm", "--num-layers", "4"]);
+        assert_eq!(dashes(&["--output=a_b.json", "a_b.json"]), ["--output=a_b.json", "a_b.json"]);
         assert_eq!(dashes(&["--fail_above=10%"]), ["--fail-above=10%"]);
         assert_eq!(dashes(&["--", "--a_b"]), ["--", "--a_b"]);
         let args = ["kvbench", "compare", "a.json", "b.json", "--fail_above", "10 %"];

@@ -35,9 +35,7 @@ pub fn code_and_message(outcome: &anyhow::Result<ExitStatus>) -> (ExitCode, Opti
 /// Whether the error is that our reader went away, which is its right.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let kind = |cause: &(dyn std::error::Error + 'static)| cause.downcast_ref::<io::Error>().map(io::Error::kind);
-    error
-        .chain()
-        .any(|cause| kind(cause) == Some(io::ErrorKind::BrokenPipe))
+    error.chain().any(|cause| kind(cause) == Some(io::ErrorKind::BrokenPipe))
 }
 
 /// The error and its causes on one line. A cause that the line above it already quotes is left out.
@@ -68,13 +66,8 @@ mod tests {
 
     #[test]
     fn causes_are_joined_and_not_repeated() {
-        let error = anyhow!("disk full")
-            .context("cannot write: disk full")
-            .context("no result kept");
-        assert_eq!(
-            message(error).unwrap(),
-            "error: no result kept: cannot write: disk full"
-        );
+        let error = anyhow!("disk full").context("cannot write: disk full").context("no result kept");
+        assert_eq!(message(error).unwrap(), "error: no result kept: cannot write: disk full");
     }
 
     #[test]

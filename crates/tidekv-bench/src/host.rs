@@ -64,27 +64,17 @@ impl HostInfo {
     /// The same, for a run on a device.
     #[must_use]
     pub fn with_gpu(self, gpu: impl Into<String>, driver: impl Into<String>) -> Self {
-        Self {
-            gpu: Some(gpu.into()),
-            driver: Some(driver.into()),
-            ..self
-        }
+        Self { gpu: Some(gpu.into()), driver: Some(driver.into()), ..self }
     }
 }
 
 /// The first model name. Kernels on Arm give none; the architecture is then all there is to say.
 fn cpu_model(cpuinfo: &str) -> String {
-    value_of(cpuinfo, "model name")
-        .unwrap_or(std::env::consts::ARCH)
-        .to_owned()
+    value_of(cpuinfo, "model name").unwrap_or(std::env::consts::ARCH).to_owned()
 }
 
 fn memory_bytes(meminfo: &str) -> Option<u64> {
-    let kib = value_of(meminfo, "MemTotal")?
-        .strip_suffix("kB")?
-        .trim()
-        .parse::<u64>()
-        .ok()?;
+    let kib = value_of(meminfo, "MemTotal")?.strip_suffix("kB")?.trim().parse::<u64>().ok()?;
     kib.checked_mul(1024)
 }
 
@@ -109,10 +99,7 @@ mod tests {
             "processor\t: 0\nmodel name\t: AMD EPYC 9654 96-Core Processor\nprocessor\t: 1\nmodel name\t: other\n";
         assert_eq!(cpu_model(cpuinfo), "AMD EPYC 9654 96-Core Processor");
         assert_eq!(cpu_model("processor\t: 0\nBogoMIPS\t: 50.00\n"), std::env::consts::ARCH);
-        assert_eq!(
-            memory_bytes("MemTotal:       16384 kB\nMemFree: 1 kB\n"),
-            Some(16 << 20)
-        );
+        assert_eq!(memory_bytes("MemTotal:       16384 kB\nMemFree: 1 kB\n"), Some(16 << 20));
         assert_eq!(memory_bytes("MemTotal: many kB\n"), None);
         assert_eq!(memory_bytes(""), None);
     }
@@ -131,10 +118,7 @@ mod tests {
         let date: Timestamp = host.date.parse().unwrap();
         assert!(date <= Timestamp::now());
         let with_gpu = host.with_gpu("H200", "570.1");
-        assert_eq!(
-            (with_gpu.gpu.as_deref(), with_gpu.driver.as_deref()),
-            (Some("H200"), Some("570.1"))
-        );
+        assert_eq!((with_gpu.gpu.as_deref(), with_gpu.driver.as_deref()), (Some("H200"), Some("570.1")));
     }
 
     #[test]

@@ -34,9 +34,7 @@ where
         for part in text.split(',') {
             parse_part(part, &mut |entry, value| {
                 if values.contains(&value) {
-                    return Err(ListError::Repeated {
-                        entry: entry.to_owned(),
-                    });
+                    return Err(ListError::Repeated { entry: entry.to_owned() });
                 }
                 if values.len() == MAX_ENTRIES {
                     return Err(ListError::TooLong);
@@ -66,10 +64,7 @@ where
         match entry.parse() {
             Ok(value) => keep(entry, value)?,
             Err(error) => {
-                return Err(ListError::Entry {
-                    entry: entry.to_owned(),
-                    reason: error.to_string(),
-                });
+                return Err(ListError::Entry { entry: entry.to_owned(), reason: error.to_string() });
             }
         }
     }
@@ -109,19 +104,12 @@ mod tests {
     use tidekv_core::units::Bytes;
 
     fn sizes(text: &str) -> Result<Vec<u64>, ListError> {
-        text.parse::<List<Bytes>>()
-            .map(|list| list.iter().map(|bytes| bytes.0 >> 20).collect())
+        text.parse::<List<Bytes>>().map(|list| list.iter().map(|bytes| bytes.0 >> 20).collect())
     }
 
     #[test]
     fn commas_spaces_and_units_that_stand_apart() {
-        for text in [
-            "2M,16M,128M",
-            "2M 16M 128M",
-            " 2M, 16M,128M ",
-            "2M 16M,128M",
-            "2 MiB, 16 MiB, 128 MiB",
-        ] {
+        for text in ["2M,16M,128M", "2M 16M 128M", " 2M, 16M,128M ", "2M 16M,128M", "2 MiB, 16 MiB, 128 MiB"] {
             assert_eq!(sizes(text), Ok(vec![2, 16, 128]), "{text:?}");
         }
         assert_eq!(sizes("2M"), Ok(vec![2]));

@@ -15,11 +15,7 @@ fn main() -> ExitCode {
         Err(answer) => {
             // `--help` and `--version` arrive here too, and go to stdout. A reader that went away is no error.
             let _ = answer.print();
-            return if answer.use_stderr() {
-                ExitCode::from(exit::ERROR_CODE)
-            } else {
-                ExitCode::SUCCESS
-            };
+            return if answer.use_stderr() { ExitCode::from(exit::ERROR_CODE) } else { ExitCode::SUCCESS };
         }
     };
     let (code, message) = exit::code_and_message(&cli.run());

@@ -69,9 +69,7 @@ impl Output {
     /// Writes the file and prints `tables` or the object. `tables` is whole lines.
     pub fn emit(&self, result: &BenchResult, tables: &str) -> anyhow::Result<()> {
         if let Some(path) = &self.args.output {
-            result
-                .write(path)
-                .with_context(|| format!("cannot write {}", path.display()))?;
+            result.write(path).with_context(|| format!("cannot write {}", path.display()))?;
         }
         if self.args.json {
             print(&result.to_json()?)?;
@@ -120,9 +118,7 @@ mod tests {
     fn a_closed_pipe_is_no_error_and_a_full_disk_is() {
         assert!(print_to(&mut Failing(io::ErrorKind::BrokenPipe), "x").is_ok());
         assert_eq!(
-            print_to(&mut Failing(io::ErrorKind::StorageFull), "x")
-                .unwrap_err()
-                .kind(),
+            print_to(&mut Failing(io::ErrorKind::StorageFull), "x").unwrap_err().kind(),
             io::ErrorKind::StorageFull
         );
     }
@@ -131,12 +127,7 @@ mod tests {
     fn an_output_that_cannot_be_written_is_found_before_measuring() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("missing/a.json");
-        let error = OutputArgs {
-            output: Some(path),
-            ..OutputArgs::default()
-        }
-        .open()
-        .unwrap_err();
+        let error = OutputArgs { output: Some(path), ..OutputArgs::default() }.open().unwrap_err();
         assert!(error.to_string().starts_with("cannot write a result to "), "{error}");
     }
 
@@ -144,11 +135,7 @@ mod tests {
     fn the_file_holds_the_object() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.json");
-        let args = OutputArgs {
-            output: Some(path.clone()),
-            quiet: true,
-            ..OutputArgs::default()
-        };
+        let args = OutputArgs { output: Some(path.clone()), quiet: true, ..OutputArgs::default() };
         let output = args.open().unwrap();
         assert!(!path.exists(), "the check leaves nothing behind");
         let result = BenchResult::new("x", &serde_json::json!({}), HostInfo::current()).unwrap();

@@ -17,27 +17,19 @@ pub struct Progress {
 impl Progress {
     /// A bar of `steps` on a terminal; silence elsewhere, and wherever `wanted` is false.
     pub fn new(steps: u64, wanted: bool) -> Self {
-        if wanted && io::stderr().is_terminal() {
-            Self::on_terminal(steps)
-        } else {
-            Self::hidden()
-        }
+        if wanted && io::stderr().is_terminal() { Self::on_terminal(steps) } else { Self::hidden() }
     }
 
     /// No bar, whatever stderr is.
     pub fn hidden() -> Self {
-        Self {
-            bar: ProgressBar::hidden(),
-        }
+        Self { bar: ProgressBar::hidden() }
     }
 
     fn on_terminal(steps: u64) -> Self {
         let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} ({eta} left)")
             .unwrap_or_else(|_| ProgressStyle::default_bar());
         let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
-        Self {
-            bar: bar.with_style(style),
-        }
+        Self { bar: bar.with_style(style) }
     }
 
     /// Says what is measured next.

@@ -31,9 +31,7 @@ impl Samples {
 
     /// No samples yet, and room for `count`, so that recording does not allocate while it measures.
     pub fn with_capacity(count: usize) -> Self {
-        Self {
-            values_ns: Vec::with_capacity(count),
-        }
+        Self { values_ns: Vec::with_capacity(count) }
     }
 
     /// Records one time in nanoseconds.
@@ -85,9 +83,7 @@ impl Samples {
 
 impl FromIterator<u64> for Samples {
     fn from_iter<I: IntoIterator<Item = u64>>(values_ns: I) -> Self {
-        Self {
-            values_ns: values_ns.into_iter().collect(),
-        }
+        Self { values_ns: values_ns.into_iter().collect() }
     }
 }
 
@@ -119,10 +115,7 @@ pub fn median_ratio(ours: &Samples, raw: &Samples) -> Option<f64> {
 }
 
 /// A time or a count as a figure. Exact up to 2^53, which is 104 days in nanoseconds.
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "a figure for people and for ratios: 53 bits are plenty"
-)]
+#[expect(clippy::cast_precision_loss, reason = "a figure for people and for ratios: 53 bits are plenty")]
 pub const fn to_f64(value: u64) -> f64 {
     value as f64
 }
@@ -134,10 +127,7 @@ fn nearest_rank(sorted: &[u64], percent: usize) -> u64 {
     sorted[rank - 1]
 }
 
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "a mean: its own rounding is far below what a clock can tell"
-)]
+#[expect(clippy::cast_precision_loss, reason = "a mean: its own rounding is far below what a clock can tell")]
 fn average(values: &[u64]) -> f64 {
     let sum: u128 = values.iter().copied().map(u128::from).sum();
     sum as f64 / values.len() as f64
@@ -155,10 +145,7 @@ mod tests {
     #[test]
     fn the_example_of_the_module_page() {
         let p = samples(&[40, 10, 1000, 30, 20]).percentiles().unwrap();
-        assert_eq!(
-            (p.count, p.min, p.p50, p.p90, p.p99, p.max),
-            (5, 10, 30, 1000, 1000, 1000)
-        );
+        assert_eq!((p.count, p.min, p.p50, p.p90, p.p99, p.max), (5, 10, 30, 1000, 1000, 1000));
         assert!((p.avg - 220.0).abs() < 1e-9);
     }
 

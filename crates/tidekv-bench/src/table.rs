@@ -31,9 +31,7 @@ impl Table {
     /// An empty table under `header`.
     pub fn new<S: fmt::Display>(header: &[S]) -> Self {
         let mut inner = comfy_table::Table::new();
-        inner
-            .load_style(ASCII_MARKDOWN)
-            .set_content_arrangement(ContentArrangement::Disabled);
+        inner.load_style(ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Disabled);
         inner.set_header(header.iter().map(Cell::new));
         for column in inner.column_iter_mut().skip(1) {
             column.set_cell_alignment(CellAlignment::Right);
@@ -43,10 +41,7 @@ impl Table {
         } else {
             inner.force_no_tty();
         }
-        Self {
-            inner,
-            columns: header.len(),
-        }
+        Self { inner, columns: header.len() }
     }
 
     /// Adds a row.
@@ -70,10 +65,7 @@ impl Table {
 
     /// The lines of the table, each ended by a newline.
     pub fn render(&self) -> String {
-        self.inner
-            .lines()
-            .map(|line| line.trim_end().to_owned() + "\n")
-            .collect()
+        self.inner.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
     }
 }
 
@@ -101,11 +93,7 @@ pub fn latency_table<'a>(rows: impl IntoIterator<Item = (&'a str, Percentiles)>)
 pub fn format_ns(nanoseconds: f64) -> String {
     const UNITS: [(&str, f64); 4] = [("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9)];
     // The largest unit in which the time does not round below 1.
-    let unit = UNITS
-        .iter()
-        .rev()
-        .find(|(_, scale)| nanoseconds.abs() >= scale * 0.9995)
-        .unwrap_or(&UNITS[0]);
+    let unit = UNITS.iter().rev().find(|(_, scale)| nanoseconds.abs() >= scale * 0.9995).unwrap_or(&UNITS[0]);
     format!("{} {}", format_figure(nanoseconds / unit.1), unit.0)
 }
 
@@ -175,22 +163,12 @@ mod tests {
 
     #[test]
     fn a_latency_table_is_markdown_and_fits_a_narrow_terminal() {
-        let times = (1..=100u64)
-            .map(|i| i * 1000)
-            .collect::<crate::stats::Samples>()
-            .percentiles()
-            .unwrap();
+        let times = (1..=100u64).map(|i| i * 1000).collect::<crate::stats::Samples>().percentiles().unwrap();
         let text = latency_table([("map 2 MiB", times), ("unmap", times)]).render();
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(
-            lines[0],
-            "| operation |     avg |     p50 |     p90 |     p99 |    max |"
-        );
+        assert_eq!(lines[0], "| operation |     avg |     p50 |     p90 |     p99 |    max |");
         assert!(lines[1].starts_with("|----") && lines[1].ends_with("--|"), "{text}");
-        assert_eq!(
-            lines[2],
-            "| map 2 MiB | 50.5 us | 50.0 us | 90.0 us | 99.0 us | 100 us |"
-        );
+        assert_eq!(lines[2], "| map 2 MiB | 50.5 us | 50.0 us | 90.0 us | 99.0 us | 100 us |");
         assert_eq!(lines.len(), 4);
         assert!(!text.contains('\u{1b}'), "no colour codes outside a terminal");
     }

@@ -59,10 +59,7 @@ fn the_error(output: &Output) -> String {
     let stderr = String::from_utf8(output.stderr.clone()).unwrap();
     assert_eq!(code(output), 2, "{stderr}");
     assert_eq!(stdout(output), "");
-    assert!(
-        stderr.starts_with("error: ") && stderr.trim_end().lines().count() == 1,
-        "{stderr}"
-    );
+    assert!(stderr.starts_with("error: ") && stderr.trim_end().lines().count() == 1, "{stderr}");
     stderr
 }
 
@@ -72,11 +69,7 @@ fn a_result_holds_against_itself() {
     let a = files.result("a.json", 100.0);
     let output = compare(&a, &a, &["--fail-above", "0"]);
     assert_eq!(code(&output), 0);
-    assert!(
-        stdout(&output).contains("| alloc_free_ns.k16.p50 |"),
-        "{}",
-        stdout(&output)
-    );
+    assert!(stdout(&output).contains("| alloc_free_ns.k16.p50 |"), "{}", stdout(&output));
     assert!(output.stderr.is_empty());
 }
 
@@ -87,11 +80,7 @@ fn slower_past_the_threshold_is_a_no() {
     for threshold in ["10%", "10 %", "0.1"] {
         let output = compare(&a, &b, &["--fail-above", threshold]);
         assert_eq!(code(&output), 1, "{threshold}");
-        assert!(
-            stdout(&output).contains("FAILED: 2 worse by more than 10 %"),
-            "{}",
-            stdout(&output)
-        );
+        assert!(stdout(&output).contains("FAILED: 2 worse by more than 10 %"), "{}", stdout(&output));
     }
     assert_eq!(code(&compare(&a, &b, &["--fail_above=25%"])), 0);
     assert_eq!(code(&compare(&a, &b, &[])), 0, "without a threshold it only reports");
@@ -113,11 +102,7 @@ fn a_figure_gone_from_b_is_a_no() {
     let b = files.benchmark("b.json", "alloc", &json!({"map_us": 1}));
     let output = compare(&a, &b, &["--fail-above", "10%"]);
     assert_eq!(code(&output), 1);
-    assert!(
-        stdout(&output).contains("missing in B: unmap_us"),
-        "{}",
-        stdout(&output)
-    );
+    assert!(stdout(&output).contains("missing in B: unmap_us"), "{}", stdout(&output));
     assert_eq!(code(&compare(&b, &a, &["--fail-above", "10%"])), 0);
 }
 
@@ -178,30 +163,18 @@ fn different_machines_are_pointed_out_on_stderr() {
     let output = compare(&a, &b, &[]);
     assert_eq!(code(&output), 0);
     let stderr = String::from_utf8(output.stderr).unwrap();
-    assert!(
-        stderr.starts_with("warning: ") && stderr.contains("cores 2 and 64"),
-        "{stderr}"
-    );
+    assert!(stderr.starts_with("warning: ") && stderr.contains("cores 2 and 64"), "{stderr}");
 }
 
 #[test]
 fn a_reader_that_went_away_is_no_error() {
     let files = Files::new();
     let a = files.result("a.json", 100.0);
-    for arguments in [
-        vec!["compare", a.to_str().unwrap(), a.to_str().unwrap()],
-        vec!["--help"],
-        vec!["--version"],
-    ] {
+    for arguments in [vec!["compare", a.to_str().unwrap(), a.to_str().unwrap()], vec!["--help"], vec!["--version"]] {
         let (reader, writer) = std::io::pipe().unwrap();
         // Closed before the child starts: its very first write meets a broken pipe.
         drop(reader);
-        let output = kvbench()
-            .args(&arguments)
-            .stdout(writer)
-            .stderr(Stdio::piped())
-            .output()
-            .unwrap();
+        let output = kvbench().args(&arguments).stdout(writer).stderr(Stdio::piped()).output().unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{arguments:?}");
         assert_eq!(code(&output), 0, "{arguments:?}");
     }
@@ -209,11 +182,7 @@ fn a_reader_that_went_away_is_no_error() {
 
 #[test]
 fn a_wrong_command_line_is_an_error() {
-    for arguments in [
-        &["compare"][..],
-        &["nothing"],
-        &["compare", "a", "b", "--fail-above", "much"],
-    ] {
+    for arguments in [&["compare"][..], &["nothing"], &["compare", "a", "b", "--fail-above", "much"]] {
         let output = kvbench().args(arguments).output().unwrap();
         assert_eq!(code(&output), 2, "{arguments:?}");
         assert!(output.stderr.starts_with(b"error: "), "{arguments:?}");

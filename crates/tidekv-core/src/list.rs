@@ -81,9 +81,7 @@ impl Links {
 
     /// The pages of a list, front to back.
     pub(crate) fn iter(&self, list: ListId) -> impl Iterator<Item = PageId> + '_ {
-        std::iter::successors(self.front(list), |&page| {
-            self.page_at(self.nodes[self.node(page) as usize][NEXT])
-        })
+        std::iter::successors(self.front(list), |&page| self.page_at(self.nodes[self.node(page) as usize][NEXT]))
     }
 
     /// Asserts that every link is answered by its neighbour, and that a list holds the pages it can reach.
@@ -96,14 +94,8 @@ impl Links {
         for (node, &[previous, next]) in self.nodes.iter().enumerate() {
             assert_eq!(previous == 0, next == 0, "node {node} is linked on one side only");
             if next != 0 {
-                assert_eq!(
-                    self.nodes[next as usize][PREVIOUS] as usize, node,
-                    "node {node}: next does not answer"
-                );
-                assert_eq!(
-                    self.nodes[previous as usize][NEXT] as usize, node,
-                    "node {node}: previous does not answer"
-                );
+                assert_eq!(self.nodes[next as usize][PREVIOUS] as usize, node, "node {node}: next does not answer");
+                assert_eq!(self.nodes[previous as usize][NEXT] as usize, node, "node {node}: previous does not answer");
                 linked += usize::from(node > self.lists as usize);
             }
         }
@@ -154,10 +146,7 @@ mod tests {
         links.push_back(FIRST, PageId(4));
         links.push_front(FIRST, PageId(0));
         assert_eq!(pages(&links, FIRST), [0, 3, 4]);
-        assert_eq!(
-            (links.front(FIRST), links.back(FIRST)),
-            (Some(PageId(0)), Some(PageId(4)))
-        );
+        assert_eq!((links.front(FIRST), links.back(FIRST)), (Some(PageId(0)), Some(PageId(4))));
         links.remove(PageId(3));
         assert_eq!(pages(&links, FIRST), [0, 4]);
         links.check_invariants();

@@ -7,14 +7,7 @@ use std::str::FromStr;
 
 use crate::units::Bytes;
 
-const UNITS: [(&str, u32); 6] = [
-    ("B", 0),
-    ("KiB", 10),
-    ("MiB", 20),
-    ("GiB", 30),
-    ("TiB", 40),
-    ("PiB", 50),
-];
+const UNITS: [(&str, u32); 6] = [("B", 0), ("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("PiB", 50)];
 
 /// Why a text is not a size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -60,9 +53,8 @@ fn parse(text: &str) -> Result<Bytes, SizeError> {
     if trimmed.starts_with('-') {
         return Err(SizeError::Negative { text: own() });
     }
-    let number_end = trimmed
-        .find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | ',' | '_')))
-        .unwrap_or(trimmed.len());
+    let number_end =
+        trimmed.find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | ',' | '_'))).unwrap_or(trimmed.len());
     let (number, unit) = trimmed.split_at(number_end);
 
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
@@ -73,18 +65,10 @@ fn parse(text: &str) -> Result<Bytes, SizeError> {
     }
     let shift = unit_shift(unit.trim())?;
     let too_large = || SizeError::TooLarge { text: own() };
-    let whole: u64 = if whole.is_empty() {
-        0
-    } else {
-        whole.parse().map_err(|_| too_large())?
-    };
+    let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| too_large())? };
     // 18 decimal places separate any two byte counts below 16 EiB; the rest cannot change the floor.
     let fraction = &fraction[..fraction.len().min(18)];
-    let numerator: u128 = if fraction.is_empty() {
-        0
-    } else {
-        fraction.parse().map_err(|_| too_large())?
-    };
+    let numerator: u128 = if fraction.is_empty() { 0 } else { fraction.parse().map_err(|_| too_large())? };
     let denominator = 10u128.pow(u32::try_from(fraction.len()).map_err(|_| too_large())?);
 
     let bytes = (u128::from(whole) << shift) + (numerator << shift) / denominator;
@@ -108,12 +92,7 @@ fn unit_shift(unit: &str) -> Result<u32, SizeError> {
 
 /// The shortest exact form where there is one (`2 MiB`), else two decimals (`1.41 GiB`).
 pub fn format(bytes: Bytes) -> String {
-    let (name, shift) = UNITS
-        .iter()
-        .rev()
-        .find(|&&(_, shift)| bytes.0 >> shift != 0)
-        .copied()
-        .unwrap_or(UNITS[0]);
+    let (name, shift) = UNITS.iter().rev().find(|&&(_, shift)| bytes.0 >> shift != 0).copied().unwrap_or(UNITS[0]);
     let whole = bytes.0 >> shift;
     let rest = bytes.0 - (whole << shift);
     if rest == 0 {
@@ -160,10 +139,7 @@ mod tests {
         assert!(matches!("-1G".parse::<Bytes>(), Err(SizeError::Negative { .. })));
         assert!(matches!("1X".parse::<Bytes>(), Err(SizeError::UnknownUnit { .. })));
         assert!(matches!("16384P".parse::<Bytes>(), Err(SizeError::TooLarge { .. })));
-        assert!(matches!(
-            "99999999999999999999".parse::<Bytes>(),
-            Err(SizeError::TooLarge { .. })
-        ));
+        assert!(matches!("99999999999999999999".parse::<Bytes>(), Err(SizeError::TooLarge { .. })));
     }
 
     proptest! {

@@ -110,11 +110,7 @@ impl MemError {
     }
 
     pub(crate) fn system(call: &'static str, doing: &'static str, source: rustix::io::Errno) -> Self {
-        Self::System {
-            call,
-            doing,
-            source: source.into(),
-        }
+        Self::System { call, doing, source: source.into() }
     }
 }
 

@@ -81,11 +81,7 @@ impl ClosedInChild {
     pub(crate) fn new(fd: OwnedFd) -> Self {
         let birth = Birth::here();
         let slot = take_slot(fd.as_raw_fd());
-        Self {
-            fd: Some(fd),
-            slot,
-            birth,
-        }
+        Self { fd: Some(fd), slot, birth }
     }
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -109,19 +105,13 @@ fn take_slot(fd: RawFd) -> &'static Slot {
     let mut slot = SLOTS.load(Ordering::Acquire).cast_const();
     // SAFETY: as in `in_child`.
     while let Some(this) = unsafe { slot.as_ref() } {
-        if this
-            .fd
-            .compare_exchange(FREE, fd, Ordering::Relaxed, Ordering::Relaxed)
-            .is_ok()
-        {
+        if this.fd.compare_exchange(FREE, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             return this;
         }
         slot = this.next.load(Ordering::Relaxed).cast_const();
     }
-    let new: &'static Slot = Box::leak(Box::new(Slot {
-        fd: AtomicI32::new(fd),
-        next: AtomicPtr::new(ptr::null_mut()),
-    }));
+    let new: &'static Slot =
+        Box::leak(Box::new(Slot { fd: AtomicI32::new(fd), next: AtomicPtr::new(ptr::null_mut()) }));
     let publish = |head| {
         new.next.store(head, Ordering::Relaxed);
         Some(ptr::from_ref(new).cast_mut())

@@ -37,14 +37,7 @@ pub enum Call {
 
 impl Call {
     /// Every kind, in the order of a page's life.
-    pub const ALL: [Self; 6] = [
-        Self::Reserve,
-        Self::Create,
-        Self::Map,
-        Self::SetAccess,
-        Self::Unmap,
-        Self::Release,
-    ];
+    pub const ALL: [Self; 6] = [Self::Reserve, Self::Create, Self::Map, Self::SetAccess, Self::Unmap, Self::Release];
 
     /// The name in results.
     pub const fn name(self) -> &'static str {

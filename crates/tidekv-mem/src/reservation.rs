@@ -128,8 +128,7 @@ impl Reservation {
     /// # Errors
     /// [`MapError`]; whatever it is, the pages are as they were before (but see [`MapError::Refused`]'s `stuck`).
     pub fn map_pages(&self, pages: &[PageId]) -> Result<(), MapError> {
-        self.claim(pages, |state| state == UNMAPPED)
-            .map_err(|refusal| self.map_error(refusal))?;
+        self.claim(pages, |state| state == UNMAPPED).map_err(|refusal| self.map_error(refusal))?;
         for (index, &page) in pages.iter().enumerate() {
             if let Err(source) = self.map_claimed(page) {
                 let stuck = self.roll_back(pages, index);
@@ -253,9 +252,7 @@ impl Reservation {
             let outcome = match self.states.get(page.index()) {
                 None => Err(Refusal::OutOfRange(page)),
                 Some(state) => state
-                    .fetch_update(Ordering::Acquire, Ordering::Acquire, |state| {
-                        wanted(state).then_some(BUSY)
-                    })
+                    .fetch_update(Ordering::Acquire, Ordering::Acquire, |state| wanted(state).then_some(BUSY))
                     .map_err(|state| Refusal::State(page, state)),
             };
             match outcome {
@@ -285,11 +282,7 @@ impl Reservation {
         for &page in &pages[failed + 1..] {
             self.set(page, UNMAPPED);
         }
-        pages[..=failed]
-            .iter()
-            .rev()
-            .map(|&page| u32::from(self.give_back(page).is_err()))
-            .sum()
+        pages[..=failed].iter().rev().map(|&page| u32::from(self.give_back(page).is_err())).sum()
     }
 
     /// Takes a Busy page's memory away: it becomes Unmapped, or Stuck when any handle stays.
@@ -320,10 +313,7 @@ impl Reservation {
 
     fn map_error(&self, refusal: Refusal) -> MapError {
         match refusal {
-            Refusal::OutOfRange(page) => MapError::OutOfRange {
-                page,
-                last: self.last_page(),
-            },
+            Refusal::OutOfRange(page) => MapError::OutOfRange { page, last: self.last_page() },
             Refusal::State(page, MAPPED) => MapError::AlreadyMapped { page },
             Refusal::State(page, STUCK) => MapError::Stuck { page },
             Refusal::State(page, _) => MapError::Busy { page },
@@ -333,10 +323,7 @@ impl Reservation {
 
     fn unmap_error(&self, refusal: Refusal) -> UnmapError {
         match refusal {
-            Refusal::OutOfRange(page) => UnmapError::OutOfRange {
-                page,
-                last: self.last_page(),
-            },
+            Refusal::OutOfRange(page) => UnmapError::OutOfRange { page, last: self.last_page() },
             Refusal::State(page, UNMAPPED) => UnmapError::NotMapped { page },
             Refusal::State(page, _) => UnmapError::Busy { page },
             Refusal::Forked => UnmapError::Forked,
@@ -375,9 +362,5 @@ pub(crate) fn check_granular(backend: &dyn Backend, bytes: Bytes) -> Result<(), 
     if bytes.0 > 0 && bytes.is_multiple_of(capabilities.granularity) {
         return Ok(());
     }
-    Err(MemError::PageSize {
-        bytes,
-        granularity: capabilities.granularity,
-        backend: capabilities.name,
-    })
+    Err(MemError::PageSize { bytes, granularity: capabilities.granularity, backend: capabilities.name })
 }

@@ -61,12 +61,7 @@ impl FromStr for BackendName {
 /// [`MemError::Unavailable`] or [`MemError::NoSuchDevice`] for `cuda` without a usable device. `auto` never fails over a
 /// missing GPU, but does over a `device` number that the GPUs present do not reach.
 pub fn open(name: BackendName, device: u32) -> Result<Arc<dyn Backend>, MemError> {
-    let cuda = || {
-        CudaBackend::open(CudaOptions {
-            device,
-            ..CudaOptions::default()
-        })
-    };
+    let cuda = || CudaBackend::open(CudaOptions { device, ..CudaOptions::default() });
     Ok(match name {
         BackendName::Host => Arc::new(HostBackend::open(HostOptions::default())?),
         BackendName::Cuda => Arc::new(cuda()?),

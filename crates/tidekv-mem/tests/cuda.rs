@@ -19,10 +19,7 @@ fn a_machine_without_a_driver_gets_one_sentence() {
     match CudaBackend::open(CudaOptions::default()) {
         Err(error @ MemError::Unavailable { .. }) => {
             let text = error.to_string();
-            assert!(
-                text.contains("install the NVIDIA driver") && !text.contains('\n'),
-                "{text}"
-            );
+            assert!(text.contains("install the NVIDIA driver") && !text.contains('\n'), "{text}");
         }
         Err(error @ MemError::NoSuchDevice { count: 0, .. }) => {
             assert!(error.to_string().contains("use the host back-end"))
@@ -34,20 +31,11 @@ fn a_machine_without_a_driver_gets_one_sentence() {
 
 #[test]
 fn a_device_that_does_not_exist_is_named_with_the_range() {
-    if cuda(
-        "a_device_that_does_not_exist_is_named_with_the_range",
-        CudaOptions::default(),
-    )
-    .is_none()
-    {
+    if cuda("a_device_that_does_not_exist_is_named_with_the_range", CudaOptions::default()).is_none() {
         return;
     }
     for device in [99, u32::MAX] {
-        let refused = CudaBackend::open(CudaOptions {
-            device,
-            ..CudaOptions::default()
-        })
-        .unwrap_err();
+        let refused = CudaBackend::open(CudaOptions { device, ..CudaOptions::default() }).unwrap_err();
         let text = refused.to_string();
         assert!(
             matches!(refused, MemError::NoSuchDevice { .. })
@@ -74,10 +62,7 @@ fn the_driver_counts_what_we_count() {
 
 #[test]
 fn a_whole_card_is_reserved_in_under_ten_milliseconds() {
-    let Some(backend) = cuda(
-        "a_whole_card_is_reserved_in_under_ten_milliseconds",
-        CudaOptions::default(),
-    ) else {
+    let Some(backend) = cuda("a_whole_card_is_reserved_in_under_ten_milliseconds", CudaOptions::default()) else {
         return;
     };
     let total = backend.memory().unwrap().total;
@@ -109,20 +94,14 @@ fn any_thread_can_map_and_keeps_its_own_context() {
         }
     });
     for thread in 0..4u32 {
-        assert_eq!(
-            marked(&reservation, thread * 2),
-            Some(100 + u8::try_from(thread).unwrap())
-        );
+        assert_eq!(marked(&reservation, thread * 2), Some(100 + u8::try_from(thread).unwrap()));
     }
     backend.synchronise().unwrap();
 }
 
 #[test]
 fn cached_handles_save_creates_and_stay_charged() {
-    let options = CudaOptions {
-        handle_cache: Bytes::mib(64),
-        ..CudaOptions::default()
-    };
+    let options = CudaOptions { handle_cache: Bytes::mib(64), ..CudaOptions::default() };
     let Some(backend) = cuda("cached_handles_save_creates_and_stay_charged", options) else {
         return;
     };
@@ -130,18 +109,10 @@ fn cached_handles_save_creates_and_stay_charged() {
     let reservation = reserve(&backend, page, 8);
     reservation.map_pages(&pages(0..8)).unwrap();
     reservation.unmap_pages(&pages(0..8)).unwrap();
-    assert_eq!(
-        backend.held(),
-        Bytes::mib(64),
-        "four handles fit the cache's bound and still hold memory"
-    );
+    assert_eq!(backend.held(), Bytes::mib(64), "four handles fit the cache's bound and still hold memory");
     let created = backend.meter().made(Call::Create);
     reservation.map_pages(&pages(0..4)).unwrap();
-    assert_eq!(
-        backend.meter().made(Call::Create),
-        created,
-        "all four came from the cache"
-    );
+    assert_eq!(backend.meter().made(Call::Create), created, "all four came from the cache");
     reservation.unmap_pages(&pages(0..4)).unwrap();
     assert_eq!(backend.trim_cache().unwrap(), Bytes::mib(64));
     assert_eq!(backend.held(), Bytes::ZERO);
@@ -155,10 +126,7 @@ fn the_cache_gives_way_under_pressure() {
     };
     let granularity = plain.capabilities().granularity.0;
     let large = Bytes(plain.memory().unwrap().free.0 / 10 * 6 / granularity * granularity);
-    let options = CudaOptions {
-        handle_cache: large,
-        ..CudaOptions::default()
-    };
+    let options = CudaOptions { handle_cache: large, ..CudaOptions::default() };
     let backend = cuda("the_cache_gives_way_under_pressure", options).unwrap();
     let first = reserve(&backend, large, 1);
     first.map_pages(&pages([0])).unwrap();
@@ -172,10 +140,7 @@ fn the_cache_gives_way_under_pressure() {
 
 #[test]
 fn shareable_pages_become_descriptors() {
-    let options = CudaOptions {
-        shareable: true,
-        ..CudaOptions::default()
-    };
+    let options = CudaOptions { shareable: true, ..CudaOptions::default() };
     let Some(backend) = cuda("shareable_pages_become_descriptors", options) else {
         return;
     };
@@ -183,31 +148,17 @@ fn shareable_pages_become_descriptors() {
     reservation.map_pages(&pages([1])).unwrap();
     let fd = reservation.export(tidekv_core::units::PageId(1), 0).unwrap();
     assert!(fd.as_raw_fd() >= 0);
-    assert!(matches!(
-        reservation.export(tidekv_core::units::PageId(0), 0),
-        Err(MemError::NotMapped { .. })
-    ));
+    assert!(matches!(reservation.export(tidekv_core::units::PageId(0), 0), Err(MemError::NotMapped { .. })));
     let plain = cuda("shareable_pages_become_descriptors", CudaOptions::default()).unwrap();
     let reservation = reserve(&plain, Bytes::mib(2), 1);
     reservation.map_pages(&pages([0])).unwrap();
-    assert!(matches!(
-        reservation.export(tidekv_core::units::PageId(0), 0),
-        Err(MemError::Unsupported { .. })
-    ));
+    assert!(matches!(reservation.export(tidekv_core::units::PageId(0), 0), Err(MemError::Unsupported { .. })));
 }
 
 #[test]
 fn direct_access_by_network_cards_works_or_is_refused() {
-    let options = CudaOptions {
-        gpu_direct_rdma: true,
-        ..CudaOptions::default()
-    };
-    if cuda(
-        "direct_access_by_network_cards_works_or_is_refused",
-        CudaOptions::default(),
-    )
-    .is_none()
-    {
+    let options = CudaOptions { gpu_direct_rdma: true, ..CudaOptions::default() };
+    if cuda("direct_access_by_network_cards_works_or_is_refused", CudaOptions::default()).is_none() {
         return;
     }
     match CudaBackend::open(options) {
@@ -230,10 +181,7 @@ fn host_memory_can_stand_behind_device_addresses() {
     let Some(device) = cuda(test, CudaOptions::default()) else {
         return;
     };
-    let options = CudaOptions {
-        memory: CudaMemory::HostNuma(0),
-        ..CudaOptions::default()
-    };
+    let options = CudaOptions { memory: CudaMemory::HostNuma(0), ..CudaOptions::default() };
     match CudaBackend::open(options) {
         Err(MemError::Unsupported { .. }) => support::skip(test, "this device has no pages in host memory"),
         Err(error) => panic!("{error}"),
@@ -258,9 +206,7 @@ fn zeros_cost_one_handle() {
         return;
     };
     let page = Bytes::mib(2);
-    let options = RegionOptions {
-        unmapped_reads: UnmappedReads::Zeros,
-    };
+    let options = RegionOptions { unmapped_reads: UnmappedReads::Zeros };
     let reservation = Reservation::new(Arc::clone(&backend), Placement::uniform(page, 100).unwrap(), options).unwrap();
     assert_eq!(backend.held(), page);
     drop(reservation);
@@ -285,16 +231,11 @@ fn a_stray_write_to_zeros_is_refused() {
         return;
     }
     let backend = cuda(TEST, CudaOptions::default()).unwrap();
-    let options = RegionOptions {
-        unmapped_reads: UnmappedReads::Zeros,
-    };
+    let options = RegionOptions { unmapped_reads: UnmappedReads::Zeros };
     let placement = Placement::uniform(Bytes::mib(2), 4).unwrap();
     let reservation = Reservation::new(Arc::clone(&backend), placement, options).unwrap();
     assert_eq!(marked(&reservation, 2), Some(0));
-    assert!(
-        !stray_write_succeeds(reservation.base_address()),
-        "the page of zeros could be written"
-    );
+    assert!(!stray_write_succeeds(reservation.base_address()), "the page of zeros could be written");
     // The context may be gone with the attempt: leave without destructors.
     std::mem::forget(reservation);
 }
@@ -318,10 +259,7 @@ fn stray_write_succeeds(address: u64) -> bool {
 
 #[test]
 fn a_page_costs_three_driver_calls_to_map_and_two_to_unmap() {
-    let Some(backend) = cuda(
-        "a_page_costs_three_driver_calls_to_map_and_two_to_unmap",
-        CudaOptions::default(),
-    ) else {
+    let Some(backend) = cuda("a_page_costs_three_driver_calls_to_map_and_two_to_unmap", CudaOptions::default()) else {
         return;
     };
     let reservation = reserve(&backend, Bytes::mib(2), 1);
@@ -346,12 +284,7 @@ fn a_forked_child_leaves_the_card_alone() {
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0);
     if pid == 0 {
-        let refused = matches!(
-            moved
-                .as_ref()
-                .map(|(_, reservation)| reservation.map_pages(&pages([1]))),
-            Some(Err(_))
-        );
+        let refused = matches!(moved.as_ref().map(|(_, reservation)| reservation.map_pages(&pages([1]))), Some(Err(_)));
         drop(moved.take());
         // SAFETY: ends the child at once.
         unsafe { libc::_exit(i32::from(!refused)) };

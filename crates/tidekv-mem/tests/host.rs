@@ -22,17 +22,9 @@ fn open(options: HostOptions) -> Arc<dyn Backend> {
 fn the_kernel_counts_what_we_count() {
     let backend = open(HostOptions::default());
     let reservation = reserve(&backend, PAGE, 8);
-    assert_eq!(
-        reservation.witness(),
-        Some(Bytes::ZERO),
-        "address space alone costs nothing"
-    );
+    assert_eq!(reservation.witness(), Some(Bytes::ZERO), "address space alone costs nothing");
     reservation.map_pages(&pages([1, 3, 5])).unwrap();
-    assert_eq!(
-        reservation.witness(),
-        Some(Bytes(3 * PAGE.0)),
-        "committed before anything is touched"
-    );
+    assert_eq!(reservation.witness(), Some(Bytes(3 * PAGE.0)), "committed before anything is touched");
     reservation.unmap_pages(&pages([3])).unwrap();
     assert_eq!(reservation.witness(), Some(Bytes(2 * PAGE.0)));
     assert_eq!(backend.held(), Bytes(2 * PAGE.0));
@@ -40,10 +32,7 @@ fn the_kernel_counts_what_we_count() {
 
 #[test]
 fn lazy_memory_is_committed_by_touching_it() {
-    let backend = open(HostOptions {
-        lazy: true,
-        ..HostOptions::default()
-    });
+    let backend = open(HostOptions { lazy: true, ..HostOptions::default() });
     let reservation = reserve(&backend, PAGE, 2);
     reservation.map_pages(&pages([0])).unwrap();
     assert_eq!(reservation.witness(), Some(Bytes::ZERO));
@@ -74,18 +63,12 @@ fn more_than_the_machine_has_is_an_error_and_not_a_kill() {
     let reservation = reserve(&backend, huge, 1);
     let refused = reservation.map_pages(&pages([0])).unwrap_err();
     assert!(refused.is_out_of_memory(), "{refused:?}");
-    assert_eq!(
-        (reservation.witness(), backend.held()),
-        (Some(Bytes::ZERO), Bytes::ZERO)
-    );
+    assert_eq!((reservation.witness(), backend.held()), (Some(Bytes::ZERO), Bytes::ZERO));
 }
 
 #[test]
 fn reserved_huge_pages_work_or_are_refused_in_one_sentence() {
-    match HostBackend::open(HostOptions {
-        huge_pages: HugePages::Reserved,
-        ..HostOptions::default()
-    }) {
+    match HostBackend::open(HostOptions { huge_pages: HugePages::Reserved, ..HostOptions::default() }) {
         Err(error @ MemError::Unsupported { .. }) => assert!(error.to_string().contains("vm.nr_hugepages"), "{error}"),
         Err(error) => panic!("{error}"),
         Ok(backend) => {
@@ -104,31 +87,17 @@ fn reserved_huge_pages_work_or_are_refused_in_one_sentence() {
 /// Many scattered single pages: the kernel's limit on mappings is an error that names the knob, and nothing leaks.
 #[test]
 fn too_many_mappings_is_an_error_that_names_the_limit() {
-    let limit: u32 = std::fs::read_to_string("/proc/sys/vm/max_map_count")
-        .unwrap()
-        .trim()
-        .parse()
-        .unwrap();
+    let limit: u32 = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap().trim().parse().unwrap();
     if limit > 300_000 {
         // A machine that allows millions would take gigabytes to fill; the refusal cannot be provoked cheaply there.
-        support::skip(
-            "too_many_mappings_is_an_error_that_names_the_limit",
-            &format!("vm.max_map_count is {limit}"),
-        );
+        support::skip("too_many_mappings_is_an_error_that_names_the_limit", &format!("vm.max_map_count is {limit}"));
         return;
     }
-    let backend = open(HostOptions {
-        lazy: true,
-        ..HostOptions::default()
-    });
+    let backend = open(HostOptions { lazy: true, ..HostOptions::default() });
     let granularity = backend.capabilities().granularity;
     let reservation = reserve(&backend, granularity, limit + 10);
-    let refused = (0..limit + 10)
-        .step_by(2)
-        .find_map(|page| reservation.map_pages(&pages([page])).err());
-    let Some(MapError::Refused { source, stuck: 0, .. }) = refused else {
-        panic!("{refused:?}")
-    };
+    let refused = (0..limit + 10).step_by(2).find_map(|page| reservation.map_pages(&pages([page])).err());
+    let Some(MapError::Refused { source, stuck: 0, .. }) = refused else { panic!("{refused:?}") };
     assert!(source.to_string().contains("vm.max_map_count"), "{source}");
     let mapped = reservation.mapped_pages();
     assert_eq!(backend.held(), Bytes(granularity.0 * u64::from(mapped)));
@@ -162,10 +131,7 @@ fn a_forked_child_is_refused_and_its_parent_unharmed() {
     let status = in_forked_child(|| {
         let refused_map = matches!(reservation.map_pages(&pages([2])), Err(MapError::Forked));
         let refused_unmap = matches!(reservation.unmap_pages(&pages([0])), Err(UnmapError::Forked));
-        let refused_read = matches!(
-            reservation.read(start(&reservation, 0), &mut [0; 8]),
-            Err(MemError::Forked)
-        );
+        let refused_read = matches!(reservation.read(start(&reservation, 0), &mut [0; 8]), Err(MemError::Forked));
         // The memory file's descriptor was closed: its number is free, and asking the kernel about it fails.
         let no_descriptor = reservation.witness().is_none();
         let no_mapping = !mapped_in_this_process(reservation.base_address());
@@ -227,11 +193,7 @@ fn a_living_child_keeps_no_memory_of_its_parent() {
         unsafe { libc::_exit(0) };
     }
     reservation.unmap_pages(&pages([0, 1, 2])).unwrap();
-    assert_eq!(
-        reservation.witness(),
-        Some(PAGE),
-        "the hole is punched although a child was forked meanwhile"
-    );
+    assert_eq!(reservation.witness(), Some(PAGE), "the hole is punched although a child was forked meanwhile");
     drop(writer);
     let mut status = 0;
     // SAFETY: waits for our own child and writes to a local.
@@ -251,12 +213,7 @@ fn mapped_in_this_process(address: u64) -> bool {
 fn auto_finds_memory_on_every_machine() {
     let backend = tidekv_mem::open(BackendName::Auto, 0).unwrap();
     assert!(["host", "cuda"].contains(&backend.capabilities().name));
-    assert!(
-        "hsot"
-            .parse::<BackendName>()
-            .unwrap_err()
-            .contains("host, cuda, fake or auto")
-    );
+    assert!("hsot".parse::<BackendName>().unwrap_err().contains("host, cuda, fake or auto"));
 }
 
 #[test]

@@ -125,26 +125,16 @@ impl Plan {
             occupancy: args.occupancy,
             blocks_per_page: args.blocks_per_page,
         };
-        ensure!(
-            (1..=MAX_ITERS).contains(&plan.iters),
-            "--iters is {}: give 1 to {MAX_ITERS}",
-            plan.iters
-        );
+        ensure!((1..=MAX_ITERS).contains(&plan.iters), "--iters is {}: give 1 to {MAX_ITERS}", plan.iters);
         ensure!(
             (0.0..1.0).contains(&plan.occupancy),
             "--occupancy is {}: give a share from 0 to below 1, such as 0.5",
             plan.occupancy
         );
         let per_page = plan.blocks_per_page;
-        ensure!(
-            (1..=MAX_BLOCKS).contains(&per_page),
-            "--blocks-per-page is {per_page}: give 1 to {MAX_BLOCKS}"
-        );
+        ensure!((1..=MAX_BLOCKS).contains(&per_page), "--blocks-per-page is {per_page}: give 1 to {MAX_BLOCKS}");
         for &blocks in &plan.blocks {
-            ensure!(
-                (1..=MAX_BLOCKS).contains(&blocks),
-                "--blocks has {blocks}: give 1 to {MAX_BLOCKS}"
-            );
+            ensure!((1..=MAX_BLOCKS).contains(&blocks), "--blocks has {blocks}: give 1 to {MAX_BLOCKS}");
         }
         ensure!(plan.k.iter().all(|&k| k > 0), "--k has 0: lease at least one block");
         Ok(plan)
@@ -161,9 +151,7 @@ impl Plan {
 
     fn steps(&self) -> u64 {
         let measurements = self.blocks.len() * self.k.len();
-        u64::try_from(measurements)
-            .unwrap_or(u64::MAX)
-            .saturating_mul(u64::from(self.rounds()))
+        u64::try_from(measurements).unwrap_or(u64::MAX).saturating_mul(u64::from(self.rounds()))
     }
 }
 
@@ -185,12 +173,7 @@ fn measure(plan: &Plan, progress: &Progress) -> anyhow::Result<Vec<Measurement>>
             progress.now(format!("{blocks} blocks, k = {k}: setting up"));
             let new_pool = || Pool::scattered(blocks, plan.blocks_per_page, plan.occupancy, k);
             let (scattered, settled) = (new_pool()?, new_pool()?.settled()?);
-            let measurement = Measurement {
-                blocks,
-                k,
-                alloc_free: Samples::new(),
-                replace: Samples::new(),
-            };
+            let measurement = Measurement { blocks, k, alloc_free: Samples::new(), replace: Samples::new() };
             turns.push((scattered, settled, measurement));
         }
         for round in 0..plan.rounds() {

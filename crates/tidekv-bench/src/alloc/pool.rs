@@ -61,16 +61,8 @@ impl Pool {
         allocator.free(&freed, FENCE)?;
         random.shuffle(&mut kept);
         // What is left over of the last request stays leased and is never replaced.
-        let requests = kept
-            .chunks_exact(usize::try_from(k)?)
-            .map(<[BlockLease]>::to_vec)
-            .collect();
-        Ok(Self {
-            allocator,
-            k,
-            requests,
-            random,
-        })
+        let requests = kept.chunks_exact(usize::try_from(k)?).map(<[BlockLease]>::to_vec).collect();
+        Ok(Self { allocator, k, requests, random })
     }
 
     /// The same pool after it has served for a while: every request lies as the allocator places it.

@@ -20,19 +20,13 @@ fn samples(values: &[u64]) -> Samples {
 fn figures_of(measurements: &[Measurement]) -> Vec<(String, f64)> {
     let mut result = BenchResult::new("alloc", &serde_json::json!({}), HostInfo::default()).unwrap();
     report::fill(&mut result, measurements);
-    figures::of_summary(&result.summary)
-        .into_iter()
-        .map(|figure| (figure.path.join("."), figure.value))
-        .collect()
+    figures::of_summary(&result.summary).into_iter().map(|figure| (figure.path.join("."), figure.value)).collect()
 }
 
 #[test]
 fn defaults_are_what_the_help_says() {
     let plan = plan_of(&[]).unwrap();
-    assert_eq!(
-        (&plan.blocks[..], &plan.k[..]),
-        (&[1000, 1_000_000][..], &[1, 16, 64, 256][..])
-    );
+    assert_eq!((&plan.blocks[..], &plan.k[..]), (&[1000, 1_000_000][..], &[1, 16, 64, 256][..]));
     assert_eq!((plan.iters, plan.batch), (10_000, 64));
     assert_eq!(plan_of(&["--quick"]).unwrap().iters, 1000);
     assert_eq!(plan_of(&["--quick", "--iters", "7"]).unwrap().iters, 7);
@@ -65,18 +59,8 @@ fn rounds_take_as_many_samples_as_asked() {
 
 #[test]
 fn the_summary_has_the_worst_pool_each_pool_and_the_ratio() {
-    let small = Measurement {
-        blocks: 1000,
-        k: 16,
-        alloc_free: samples(&[80, 90, 100]),
-        replace: samples(&[200]),
-    };
-    let large = Measurement {
-        blocks: 5000,
-        k: 16,
-        alloc_free: samples(&[90, 99, 99]),
-        replace: Samples::new(),
-    };
+    let small = Measurement { blocks: 1000, k: 16, alloc_free: samples(&[80, 90, 100]), replace: samples(&[200]) };
+    let large = Measurement { blocks: 5000, k: 16, alloc_free: samples(&[90, 99, 99]), replace: Samples::new() };
     let expected = [
         ("alloc_free_ns.k16.p50", 99.0),
         ("alloc_free_ns.k16.p99", 100.0),
@@ -90,20 +74,12 @@ fn the_summary_has_the_worst_pool_each_pool_and_the_ratio() {
         ("pools.5000.k16.p99", 99.0),
         ("largest_over_smallest_pool.k16", 1.1),
     ];
-    assert_eq!(
-        figures_of(&[small, large]),
-        expected.map(|(path, value)| (path.to_owned(), value))
-    );
+    assert_eq!(figures_of(&[small, large]), expected.map(|(path, value)| (path.to_owned(), value)));
 }
 
 #[test]
 fn one_pool_has_no_ratio() {
-    let only = Measurement {
-        blocks: 1000,
-        k: 16,
-        alloc_free: samples(&[80]),
-        replace: Samples::new(),
-    };
+    let only = Measurement { blocks: 1000, k: 16, alloc_free: samples(&[80]), replace: Samples::new() };
     assert!(figures_of(&[only]).iter().all(|(path, _)| !path.contains("over")));
 }
 

@@ -49,10 +49,7 @@ const COSTS: [&str; 4] = ["waste", "calls", "errors", "lag"];
 
 /// The direction of the figure at `path`.
 pub fn of_path(path: &[String]) -> Direction {
-    path.iter()
-        .rev()
-        .find_map(|part| of_part(part))
-        .unwrap_or(Direction::Neutral)
+    path.iter().rev().find_map(|part| of_part(part)).unwrap_or(Direction::Neutral)
 }
 
 /// What one part of a path says, or `None` when it says nothing.
@@ -119,11 +116,7 @@ mod tests {
         assert_eq!(direction("serve_ms.tokens_per_s"), Direction::Higher);
         assert_eq!(direction("rates_per_s.setup_ms"), Direction::Lower);
         assert_eq!(direction("times_ns.largest_over_smallest"), Direction::Neutral);
-        assert_eq!(
-            direction("times_ns.0.3"),
-            Direction::Lower,
-            "elements of an array say nothing"
-        );
+        assert_eq!(direction("times_ns.0.3"), Direction::Lower, "elements of an array say nothing");
     }
 
     #[test]

@@ -32,10 +32,7 @@ fn collect(key: &str, value: &Value, path: &mut Vec<String>, figures: &mut Vec<F
     path.push(key.to_owned());
     match value {
         Value::Number(number) => {
-            figures.extend(number.as_f64().map(|value| Figure {
-                path: path.clone(),
-                value,
-            }));
+            figures.extend(number.as_f64().map(|value| Figure { path: path.clone(), value }));
         }
         Value::Array(items) => {
             for (index, item) in items.iter().enumerate() {
@@ -59,21 +56,13 @@ mod tests {
 
     fn paths(summary: &Value) -> Vec<(String, f64)> {
         let figures = of_summary(summary.as_object().unwrap());
-        figures
-            .into_iter()
-            .map(|figure| (figure.path.join("."), figure.value))
-            .collect()
+        figures.into_iter().map(|figure| (figure.path.join("."), figure.value)).collect()
     }
 
     #[test]
     fn every_number_has_a_path_and_nothing_else_has() {
         let summary = json!({"z": 1, "map_us": {"p50": 31.5, "note": "x"}, "rounds": [4, {"pages": 7}], "ok": true});
-        let expected = [
-            ("z", 1.0),
-            ("map_us.p50", 31.5),
-            ("rounds.0", 4.0),
-            ("rounds.1.pages", 7.0),
-        ];
+        let expected = [("z", 1.0), ("map_us.p50", 31.5), ("rounds.0", 4.0), ("rounds.1.pages", 7.0)];
         assert_eq!(paths(&summary), expected.map(|(path, value)| (path.to_owned(), value)));
     }
 

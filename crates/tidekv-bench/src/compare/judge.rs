@@ -83,15 +83,9 @@ impl FromStr for Tolerance {
     fn from_str(text: &str) -> Result<Self, ToleranceError> {
         let error = || ToleranceError { text: text.to_owned() };
         let trimmed = text.trim();
-        let (number, unit) = trimmed
-            .strip_suffix('%')
-            .map_or((trimmed, 1.0), |number| (number.trim_end(), 100.0));
+        let (number, unit) = trimmed.strip_suffix('%').map_or((trimmed, 1.0), |number| (number.trim_end(), 100.0));
         let share = number.parse::<f64>().map_err(|_| error())? / unit;
-        if share.is_finite() && share >= 0.0 {
-            Ok(Self(share))
-        } else {
-            Err(error())
-        }
+        if share.is_finite() && share >= 0.0 { Ok(Self(share)) } else { Err(error()) }
     }
 }
 

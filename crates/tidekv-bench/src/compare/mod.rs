@@ -72,16 +72,8 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<ExitStatus> {
     for warning in &comparison.warnings {
         output::warn(warning);
     }
-    output::print(&if args.json {
-        comparison.to_json()?
-    } else {
-        comparison.to_text()
-    })?;
-    Ok(if comparison.failed {
-        ExitStatus::Negative
-    } else {
-        ExitStatus::Done
-    })
+    output::print(&if args.json { comparison.to_json()? } else { comparison.to_text() })?;
+    Ok(if comparison.failed { ExitStatus::Negative } else { ExitStatus::Done })
 }
 
 fn read(path: &Path) -> anyhow::Result<BenchResult> {
@@ -156,14 +148,7 @@ impl Comparison {
 
 fn compare_figure(a: &Figure, b: f64, tolerance: Tolerance) -> Compared {
     let (path, better, a) = (a.path.join("."), direction::of_path(&a.path), a.value);
-    Compared {
-        path,
-        better,
-        a,
-        b,
-        ratio: ratio(a, b),
-        verdict: judge(better, a, b, tolerance),
-    }
+    Compared { path, better, a, b, ratio: ratio(a, b), verdict: judge(better, a, b, tolerance) }
 }
 
 fn by_path(figures: &[Figure]) -> HashMap<&[String], f64> {
@@ -202,9 +187,7 @@ fn differing(a: &Map<String, Value>, b: &Map<String, Value>) -> String {
     let keys = a.keys().chain(b.keys().filter(|key| !a.contains_key(*key)));
     let differing = keys.filter(|key| a.get(*key) != b.get(*key));
     let value = |map: &Map<String, Value>, key: &str| map.get(key).map_or("none".to_owned(), Value::to_string);
-    let named: Vec<String> = differing
-        .map(|key| format!("{key} {} and {}", value(a, key), value(b, key)))
-        .collect();
+    let named: Vec<String> = differing.map(|key| format!("{key} {} and {}", value(a, key), value(b, key))).collect();
     named.join(", ")
 }
 

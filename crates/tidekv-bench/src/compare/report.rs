@@ -70,11 +70,7 @@ impl Comparison {
         if self.failed {
             let (worse, missing) = (count(Verdict::Worse), self.missing_in_b.len());
             // Writing to a string cannot fail.
-            let _ = writeln!(
-                text,
-                "FAILED: {worse} worse by more than {}, {missing} missing in B",
-                self.tolerance
-            );
+            let _ = writeln!(text, "FAILED: {worse} worse by more than {}, {missing} missing in B", self.tolerance);
         }
         text
     }
@@ -88,12 +84,5 @@ fn row(figure: &Compared) -> [String; 6] {
         None => "-".to_owned(),
     };
     let [a, b] = [figure.a, figure.b].map(format_figure);
-    [
-        figure.path.clone(),
-        figure.better.to_string(),
-        a,
-        b,
-        ratio,
-        figure.verdict.to_string(),
-    ]
+    [figure.path.clone(), figure.better.to_string(), a, b, ratio, figure.verdict.to_string()]
 }

@@ -36,17 +36,11 @@ fn a_figure_that_is_gone_fails_and_a_new_one_does_not() {
     let (fewer, more) = (json!({"a_us": 1}), json!({"a_us": 1, "b": {"pages": 2}}));
     let gone = compare(&more, &fewer, Some("10%"));
     assert!(gone.failed);
-    assert_eq!(
-        (gone.missing_in_b, gone.missing_in_a.len()),
-        (vec!["b.pages".to_owned()], 0)
-    );
+    assert_eq!((gone.missing_in_b, gone.missing_in_a.len()), (vec!["b.pages".to_owned()], 0));
     let new = compare(&fewer, &more, Some("10%"));
     assert!(!new.failed);
     assert_eq!(new.missing_in_a, ["b.pages"]);
-    assert!(
-        compare(&json!({"a_us": 1}), &json!({"a_us": "1"}), Some("10%")).failed,
-        "a text is no figure"
-    );
+    assert!(compare(&json!({"a_us": 1}), &json!({"a_us": "1"}), Some("10%")).failed, "a text is no figure");
 }
 
 #[test]
@@ -55,9 +49,7 @@ fn a_step_from_zero_is_shown_without_a_ratio() {
     assert_eq!(comparison.figures[0].ratio, None);
     assert!(comparison.failed);
     assert!(
-        comparison
-            .to_text()
-            .contains("| waste_bytes |  lower | 0 | 4096 |   - |   worse |"),
+        comparison.to_text().contains("| waste_bytes |  lower | 0 | 4096 |   - |   worse |"),
         "{}",
         comparison.to_text()
     );
@@ -65,26 +57,13 @@ fn a_step_from_zero_is_shown_without_a_ratio() {
 
 #[test]
 fn the_text_says_all_of_it() {
-    let comparison = compare(
-        &json!({"map_us": 100, "old_us": 1}),
-        &json!({"map_us": 125, "new_us": 1}),
-        Some("10%"),
-    );
+    let comparison = compare(&json!({"map_us": 100, "old_us": 1}), &json!({"map_us": 125, "new_us": 1}), Some("10%"));
     let text = comparison.to_text();
-    assert!(
-        text.contains("| map_us |  lower | 100 | 125 | 1.250 |   worse |"),
-        "{text}"
-    );
+    assert!(text.contains("| map_us |  lower | 100 | 125 | 1.250 |   worse |"), "{text}");
     assert!(text.contains("missing in B: old_us\nmissing in A: new_us\n"), "{text}");
-    assert!(
-        text.ends_with("FAILED: 1 worse by more than 10 %, 1 missing in B\n"),
-        "{text}"
-    );
+    assert!(text.ends_with("FAILED: 1 worse by more than 10 %, 1 missing in B\n"), "{text}");
     let fine = compare(&json!({"map_us": 100}), &json!({"map_us": 101}), Some("10%")).to_text();
-    assert!(
-        fine.contains("1 the same within 10 %") && !fine.contains("FAILED"),
-        "{fine}"
-    );
+    assert!(fine.contains("1 the same within 10 %") && !fine.contains("FAILED"), "{fine}");
 }
 
 #[test]
@@ -100,36 +79,18 @@ fn other_machines_and_arguments_are_pointed_out() {
     let a = result(&json!({}));
     assert!(warnings(&a, &a).is_empty());
     let mut b = a.clone();
-    b.host = HostInfo {
-        commit: "other".into(),
-        date: "2030-01-01T00:00:00Z".into(),
-        ..HostInfo::default()
-    };
-    assert!(
-        warnings(&a, &b).is_empty(),
-        "commit and date are what a comparison is about"
-    );
-    b.host = HostInfo {
-        cores: 64,
-        ..HostInfo::default()
-    }
-    .with_gpu("H200", "570");
+    b.host = HostInfo { commit: "other".into(), date: "2030-01-01T00:00:00Z".into(), ..HostInfo::default() };
+    assert!(warnings(&a, &b).is_empty(), "commit and date are what a comparison is about");
+    b.host = HostInfo { cores: 64, ..HostInfo::default() }.with_gpu("H200", "570");
     b.args.insert("iters".into(), json!(5));
     let warnings = warnings(&a, &b);
-    assert!(
-        warnings[0].contains("cores 0 and 64, gpu null and \"H200\", driver null and \"570\""),
-        "{warnings:?}"
-    );
+    assert!(warnings[0].contains("cores 0 and 64, gpu null and \"H200\", driver null and \"570\""), "{warnings:?}");
     assert!(warnings[1].ends_with("iters none and 5"), "{warnings:?}");
 }
 
 #[test]
 fn the_json_has_every_figure() {
-    let comparison = compare(
-        &json!({"map_us": 100, "zero_us": 0}),
-        &json!({"map_us": 50, "zero_us": 0}),
-        None,
-    );
+    let comparison = compare(&json!({"map_us": 100, "zero_us": 0}), &json!({"map_us": 50, "zero_us": 0}), None);
     let value: Value = serde_json::from_str(&comparison.to_json().unwrap()).unwrap();
     assert_eq!(
         value["figures"][0],

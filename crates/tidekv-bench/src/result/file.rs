@@ -46,10 +46,7 @@ impl PendingFile {
             let partial = partial_path(&target, attempt)?;
             match OpenOptions::new().write(true).create_new(true).open(&partial) {
                 Ok(file) => {
-                    return Ok(Self {
-                        file,
-                        rename: Some((partial, target)),
-                    });
+                    return Ok(Self { file, rename: Some((partial, target)) });
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
@@ -81,9 +78,7 @@ impl Drop for PendingFile {
 }
 
 fn partial_path(target: &Path, attempt: u32) -> io::Result<PathBuf> {
-    let file_name = target
-        .file_name()
-        .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidFilename))?;
+    let file_name = target.file_name().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidFilename))?;
     let mut name = OsString::from(".");
     name.push(file_name);
     name.push(format!(".{}.{attempt}.partial", process::id()));
@@ -96,9 +91,7 @@ mod tests {
 
     fn names(folder: &Path) -> Vec<String> {
         let entries = fs::read_dir(folder).unwrap();
-        let mut names: Vec<String> = entries
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
+        let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
     }
@@ -111,11 +104,7 @@ mod tests {
 
         drop(PendingFile::create(&path).unwrap());
         assert_eq!(fs::read_to_string(&path).unwrap(), "old");
-        assert_eq!(
-            names(folder.path()),
-            ["a.json"],
-            "an abandoned file leaves nothing behind"
-        );
+        assert_eq!(names(folder.path()), ["a.json"], "an abandoned file leaves nothing behind");
 
         let pending = PendingFile::create(&path).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "old");
@@ -146,24 +135,15 @@ mod tests {
 
     #[test]
     fn a_device_is_written_to_and_not_replaced() {
-        PendingFile::create(Path::new("/dev/null"))
-            .unwrap()
-            .commit(b"gone")
-            .unwrap();
+        PendingFile::create(Path::new("/dev/null")).unwrap().commit(b"gone").unwrap();
         assert!(!fs::metadata("/dev/null").unwrap().is_file());
     }
 
     #[test]
     fn impossible_targets_are_errors() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(
-            PendingFile::create(folder.path()).unwrap_err().kind(),
-            io::ErrorKind::IsADirectory
-        );
+        assert_eq!(PendingFile::create(folder.path()).unwrap_err().kind(), io::ErrorKind::IsADirectory);
         let missing = folder.path().join("no/such/a.json");
-        assert_eq!(
-            PendingFile::create(&missing).unwrap_err().kind(),
-            io::ErrorKind::NotFound
-        );
+        assert_eq!(PendingFile::create(&missing).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

@@ -12,16 +12,10 @@ use super::ResultError;
 
 /// The text of any of our objects, ended by a newline.
 pub(crate) fn render(value: &impl Serialize) -> Result<String, ResultError> {
-    let not_json = |reason: String| ResultError::NotJson {
-        reason,
-        line: 0,
-        column: 0,
-    };
+    let not_json = |reason: String| ResultError::NotJson { reason, line: 0, column: 0 };
     let mut bytes = Vec::new();
     let mut serializer = Serializer::with_formatter(&mut bytes, FlatArrays(PrettyFormatter::new()));
-    value
-        .serialize(&mut serializer)
-        .map_err(|error| not_json(error.to_string()))?;
+    value.serialize(&mut serializer).map_err(|error| not_json(error.to_string()))?;
     bytes.push(b'\n');
     String::from_utf8(bytes).map_err(|error| not_json(error.to_string()))
 }
@@ -55,9 +49,7 @@ impl Formatter for FlatArrays {
 pub(super) fn explain(bytes: &[u8], error: &serde_json::Error) -> ResultError {
     let (line, column) = (error.line(), error.column());
     if let Some(token) = token_at(bytes, line, column).filter(|token| is_not_finite(token)) {
-        return ResultError::NotFinite {
-            place: format!("{token} at line {line}"),
-        };
+        return ResultError::NotFinite { place: format!("{token} at line {line}") };
     }
     let full = error.to_string();
     let position = format!(" at line {line} column {column}");
@@ -68,11 +60,7 @@ pub(super) fn explain(bytes: &[u8], error: &serde_json::Error) -> ResultError {
     } else {
         full.strip_suffix(&position).unwrap_or(&full)
     };
-    ResultError::NotJson {
-        reason: reason.to_owned(),
-        line,
-        column,
-    }
+    ResultError::NotJson { reason: reason.to_owned(), line, column }
 }
 
 /// The bare word or number around a position. Both counts start at 1, the column in bytes.
@@ -81,14 +69,8 @@ fn token_at(bytes: &[u8], line: usize, column: usize) -> Option<&str> {
     let in_token = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.');
     let at = column.saturating_sub(1).min(line.len());
     // The reported column may be just past the token.
-    let start = line[..at]
-        .iter()
-        .rposition(|byte| !in_token(byte))
-        .map_or(0, |before| before + 1);
-    let end = line[at..]
-        .iter()
-        .position(|byte| !in_token(byte))
-        .map_or(line.len(), |after| at + after);
+    let start = line[..at].iter().rposition(|byte| !in_token(byte)).map_or(0, |before| before + 1);
+    let end = line[at..].iter().position(|byte| !in_token(byte)).map_or(line.len(), |after| at + after);
     std::str::from_utf8(&line[start..end]).ok()
 }
 

@@ -76,14 +76,7 @@ impl BenchResult {
             return Err(bad_field("args", &"it is not an object"));
         };
         let (schema, name) = (SCHEMA.to_owned(), name.to_owned());
-        Ok(Self {
-            schema,
-            name,
-            args,
-            host,
-            samples: BTreeMap::new(),
-            summary: Map::new(),
-        })
+        Ok(Self { schema, name, args, host, samples: BTreeMap::new(), summary: Map::new() })
     }
 
     /// Keeps the times of one operation. Without a single sample there is nothing to keep.
@@ -100,15 +93,11 @@ impl BenchResult {
     ///
     /// If a part of `path` is already a figure, which is a mistake in the benchmark.
     pub fn set_figure(&mut self, path: &str, value: f64) {
-        let (parents, leaf) = path
-            .rsplit_once('.')
-            .map_or((None, path), |(parents, leaf)| (Some(parents), leaf));
+        let (parents, leaf) = path.rsplit_once('.').map_or((None, path), |(parents, leaf)| (Some(parents), leaf));
         let mut object = &mut self.summary;
         for key in parents.into_iter().flat_map(|parents| parents.split('.')) {
             let child = object.entry(key).or_insert_with(|| Value::Object(Map::new()));
-            object = child
-                .as_object_mut()
-                .unwrap_or_else(|| panic!("{key} of summary.{path} is a figure already"));
+            object = child.as_object_mut().unwrap_or_else(|| panic!("{key} of summary.{path} is a figure already"));
         }
         object.insert(leaf.to_owned(), Value::from(value));
     }
@@ -148,9 +137,7 @@ impl BenchResult {
         let not_read = |source| ResultError::Read { source };
         let mut bytes = Vec::new();
         let file = File::open(path).map_err(not_read)?;
-        file.take(MAX_READ_BYTES + 1)
-            .read_to_end(&mut bytes)
-            .map_err(not_read)?;
+        file.take(MAX_READ_BYTES + 1).read_to_end(&mut bytes).map_err(not_read)?;
         Self::parse(&bytes)
     }
 
@@ -180,11 +167,7 @@ impl BenchResult {
     }
 
     fn longest_series(&self) -> usize {
-        self.samples
-            .values()
-            .map(|series| series.values.len())
-            .max()
-            .unwrap_or(0)
+        self.samples.values().map(|series| series.values.len()).max().unwrap_or(0)
     }
 
     fn thinned(&self, max_values: usize) -> Self {
@@ -269,10 +252,7 @@ pub enum ResultError {
 }
 
 fn bad_field(field: &'static str, reason: &dyn ToString) -> ResultError {
-    ResultError::BadField {
-        field,
-        reason: reason.to_string(),
-    }
+    ResultError::BadField { field, reason: reason.to_string() }
 }
 
 fn required<T: DeserializeOwned>(fields: &mut Map<String, Value>, field: &'static str) -> Result<T, ResultError> {
@@ -284,24 +264,19 @@ fn optional<T: DeserializeOwned + Default>(
     fields: &mut Map<String, Value>,
     field: &'static str,
 ) -> Result<T, ResultError> {
-    if fields.contains_key(field) {
-        required(fields, field)
-    } else {
-        Ok(T::default())
-    }
+    if fields.contains_key(field) { required(fields, field) } else { Ok(T::default()) }
 }
 
 /// JSON has no NaN: serialisers write `null` for it. So a `null` among figures is a number that was lost.
 fn check_numbers(path: &str, value: &Value) -> Result<(), ResultError> {
     match value {
         Value::Null => Err(ResultError::NotFinite { place: path.to_owned() }),
-        Value::Array(items) => items
-            .iter()
-            .enumerate()
-            .try_for_each(|(i, item)| check_numbers(&format!("{path}.{i}"), item)),
-        Value::Object(fields) => fields
-            .iter()
-            .try_for_each(|(key, field)| check_numbers(&format!("{path}.{key}"), field)),
+        Value::Array(items) => {
+            items.iter().enumerate().try_for_each(|(i, item)| check_numbers(&format!("{path}.{i}"), item))
+        }
+        Value::Object(fields) => {
+            fields.iter().try_for_each(|(key, field)| check_numbers(&format!("{path}.{key}"), field))
+        }
         Value::Bool(_) | Value::Number(_) | Value::String(_) => Ok(()),
     }
 }

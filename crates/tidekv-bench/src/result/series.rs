@@ -30,24 +30,14 @@ impl Series {
     /// The series of some times, or `None` when nothing was recorded.
     pub fn of_times(times: &Samples) -> Option<Self> {
         let percentiles = times.percentiles()?;
-        Some(Self {
-            unit: "ns".to_owned(),
-            percentiles,
-            thinned: false,
-            values: times.values_ns().to_vec(),
-        })
+        Some(Self { unit: "ns".to_owned(), percentiles, thinned: false, values: times.values_ns().to_vec() })
     }
 
     /// The same series with at most `max_values` raw values, evenly spread over the run.
     pub(super) fn thinned(&self, max_values: usize) -> Self {
         let values = spread(&self.values, max_values);
         let thinned = self.thinned || values.len() < self.values.len();
-        Self {
-            unit: self.unit.clone(),
-            percentiles: self.percentiles,
-            thinned,
-            values,
-        }
+        Self { unit: self.unit.clone(), percentiles: self.percentiles, thinned, values }
     }
 }
 

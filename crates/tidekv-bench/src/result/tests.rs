@@ -26,10 +26,7 @@ fn what_is_written_is_what_is_read() {
 #[test]
 fn dots_open_objects() {
     let summary = Value::Object(example().summary);
-    assert_eq!(
-        summary,
-        json!({"alloc_free_ns": {"k16": {"p50": 200.5, "p99": 300.0}}, "speedup": 2.0})
-    );
+    assert_eq!(summary, json!({"alloc_free_ns": {"k16": {"p50": 200.5, "p99": 300.0}}, "speedup": 2.0}));
 }
 
 #[test]
@@ -41,10 +38,7 @@ fn a_figure_cannot_become_an_object() {
 #[test]
 fn the_text_is_one_field_a_line_and_one_array_a_line() {
     let text = example().to_json().unwrap();
-    assert!(
-        text.starts_with("{\n  \"schema\": \"tidekv.bench.v1\",\n  \"name\": \"alloc\",\n"),
-        "{text}"
-    );
+    assert!(text.starts_with("{\n  \"schema\": \"tidekv.bench.v1\",\n  \"name\": \"alloc\",\n"), "{text}");
     assert!(text.contains("\"values\": [300,100,200]\n"), "{text}");
     assert!(text.ends_with("\n}\n"), "{text}");
 }
@@ -61,39 +55,21 @@ fn a_reader_needs_little_and_ignores_what_it_does_not_know() {
 fn each_kind_of_bad_file_has_its_own_error() {
     let valid = example().to_json().unwrap();
     let cut_off = parse(&valid[..valid.len() / 2]).unwrap_err();
-    assert!(
-        matches!(&cut_off, ResultError::NotJson { reason, .. } if reason.contains("too early")),
-        "{cut_off}"
-    );
+    assert!(matches!(&cut_off, ResultError::NotJson { reason, .. } if reason.contains("too early")), "{cut_off}");
     assert!(matches!(parse("").unwrap_err(), ResultError::NotJson { reason, .. } if reason.contains("empty")));
-    assert!(matches!(
-        parse("not json").unwrap_err(),
-        ResultError::NotJson { line: 1, .. }
-    ));
-    assert!(matches!(
-        BenchResult::parse(b"\"\xff\""),
-        Err(ResultError::NotJson { .. })
-    ));
+    assert!(matches!(parse("not json").unwrap_err(), ResultError::NotJson { line: 1, .. }));
+    assert!(matches!(BenchResult::parse(b"\"\xff\""), Err(ResultError::NotJson { .. })));
     assert!(matches!(parse("[1]").unwrap_err(), ResultError::NotAnObject));
-    assert!(matches!(
-        parse("{}").unwrap_err(),
-        ResultError::MissingField { field: "schema" }
-    ));
+    assert!(matches!(parse("{}").unwrap_err(), ResultError::MissingField { field: "schema" }));
     let other = parse(r#"{"schema": "tidekv.bench.v9"}"#).unwrap_err();
     assert!(matches!(other, ResultError::WrongSchema { found } if found == "tidekv.bench.v9"));
     let head = r#"{"schema": "tidekv.bench.v1", "name": "x""#;
-    assert!(matches!(
-        parse(&format!("{head}}}")).unwrap_err(),
-        ResultError::MissingField { field: "summary" }
-    ));
+    assert!(matches!(parse(&format!("{head}}}")).unwrap_err(), ResultError::MissingField { field: "summary" }));
     let list = parse(&format!("{head}, \"summary\": []}}")).unwrap_err();
     assert!(matches!(list, ResultError::BadField { field: "summary", .. }));
     let bad_series = parse(&format!("{head}, \"summary\": {{}}, \"samples\": {{\"a\": {{}}}}}}")).unwrap_err();
     assert!(matches!(bad_series, ResultError::BadField { field: "samples", .. }));
-    assert!(matches!(
-        BenchResult::read(Path::new("/nonexistent/a.json")),
-        Err(ResultError::Read { .. })
-    ));
+    assert!(matches!(BenchResult::read(Path::new("/nonexistent/a.json")), Err(ResultError::Read { .. })));
 }
 
 #[test]
@@ -103,10 +79,7 @@ fn numbers_that_are_none_are_named() {
             let text =
                 format!("{{\"schema\": \"tidekv.bench.v1\", \"name\": \"x\",\n\"summary\": {{\"a\": {token}{tail}");
             let error = parse(&text).unwrap_err();
-            assert!(
-                matches!(&error, ResultError::NotFinite { place } if place.starts_with(token)),
-                "{token}: {error}"
-            );
+            assert!(matches!(&error, ResultError::NotFinite { place } if place.starts_with(token)), "{token}: {error}");
         }
     }
     let text = r#"{"schema": "tidekv.bench.v1", "name": "x", "summary": {"a": [1, {"b": null}]}}"#;
@@ -131,11 +104,7 @@ fn a_long_run_is_thinned_to_fit_and_keeps_its_percentiles() {
     result.add_times("long", &long);
     let text = result.to_json().unwrap();
     assert!(text.len() <= MAX_KEPT_BYTES, "{} bytes", text.len());
-    assert!(
-        text.len() > MAX_KEPT_BYTES * 9 / 10,
-        "{} bytes: thinned more than needed",
-        text.len()
-    );
+    assert!(text.len() > MAX_KEPT_BYTES * 9 / 10, "{} bytes: thinned more than needed", text.len());
     let back = parse(&text).unwrap();
     assert!(back.samples["long"].thinned && !back.samples["k16"].thinned);
     assert_eq!(back.samples["long"].percentiles, long.percentiles().unwrap());

@@ -30,27 +30,17 @@ pub(super) struct MapTimes {
 pub(super) fn measure(backend: &SharedBackend, plan: &Plan, page_bytes: Bytes) -> anyhow::Result<PageSizeTimes> {
     let calls = single_calls(backend, plan, page_bytes)?;
     let mut both = [
-        Contender::new(RawSide {
-            pages: backend.raw_pages(page_bytes, plan.pages)?,
-        }),
-        Contender::new(OurSide {
-            reservation: reserve(backend, page_bytes, plan.pages)?,
-        }),
+        Contender::new(RawSide { pages: backend.raw_pages(page_bytes, plan.pages)? }),
+        Contender::new(OurSide { reservation: reserve(backend, page_bytes, plan.pages)? }),
     ];
     // One round unmeasured: first uses of addresses cost page tables that later ones find in place.
     side_by_side(&mut both, plan.pages, 0)?;
-    both.iter_mut()
-        .for_each(|contender| contender.times = MapTimes::default());
+    both.iter_mut().for_each(|contender| contender.times = MapTimes::default());
     for round in plan.rounds() {
         side_by_side(&mut both, plan.pages, round)?;
     }
     let [raw, ours] = both.map(|contender| contender.times);
-    Ok(PageSizeTimes {
-        page_bytes,
-        calls,
-        raw,
-        ours,
-    })
+    Ok(PageSizeTimes { page_bytes, calls, raw, ours })
 }
 
 /// A side and what was measured of it.
@@ -61,10 +51,7 @@ struct Contender {
 
 impl Contender {
     fn new(side: impl Side + 'static) -> Self {
-        Self {
-            side: Box::new(side),
-            times: MapTimes::default(),
-        }
+        Self { side: Box::new(side), times: MapTimes::default() }
     }
 }
 
@@ -112,11 +99,7 @@ impl Side for OurSide {
 /// Maps every page on both sides, then unmaps every page on both sides. Who goes first alternates with page and round.
 fn side_by_side(both: &mut [Contender; 2], pages: u32, round: u32) -> anyhow::Result<()> {
     let order = |page: u32| {
-        if (page + round).is_multiple_of(2) {
-            [0, 1]
-        } else {
-            [1, 0]
-        }
+        if (page + round).is_multiple_of(2) { [0, 1] } else { [1, 0] }
     };
     for page in 0..pages {
         for who in order(page) {
@@ -175,9 +158,5 @@ pub(super) fn timed(times: &mut Samples, call: impl FnOnce() -> anyhow::Result<(
 }
 
 pub(super) fn reserve(backend: &SharedBackend, page_bytes: Bytes, pages: u32) -> Result<Reservation, MemError> {
-    Reservation::new(
-        Arc::clone(backend),
-        Placement::uniform(page_bytes, pages)?,
-        RegionOptions::default(),
-    )
+    Reservation::new(Arc::clone(backend), Placement::uniform(page_bytes, pages)?, RegionOptions::default())
 }

@@ -61,12 +61,7 @@ pub(super) fn measure(backend: &SharedBackend, plan: &Plan, layout: Layout) -> a
     }
     #[expect(clippy::cast_precision_loss, reason = "a ratio of counts far below 2^53")]
     let calls_per_page = (backend.meter().total() - calls_before) as f64 / page_times.map.len() as f64;
-    Ok(LayoutTimes {
-        geometry,
-        init,
-        page: page_times,
-        calls_per_page,
-    })
+    Ok(LayoutTimes { geometry, init, page: page_times, calls_per_page })
 }
 
 fn one_round(reservation: &Reservation, pages: u32, times: &mut MapTimes) -> anyhow::Result<()> {

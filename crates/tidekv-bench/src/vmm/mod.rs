@@ -122,9 +122,7 @@ impl std::str::FromStr for LayoutName {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let known = Layout::ALL.into_iter().find(|layout| layout.name() == text);
-        known
-            .map(Self)
-            .ok_or_else(|| "not a layout: use slab, per-layer or interleaved".to_owned())
+        known.map(Self).ok_or_else(|| "not a layout: use slab, per-layer or interleaved".to_owned())
     }
 }
 
@@ -162,10 +160,7 @@ pub fn run(args: &VmmArgs) -> anyhow::Result<ExitStatus> {
     drop(progress);
 
     report::fill(&mut result, &sizes, threads.as_ref(), &layouts);
-    output.emit(
-        &result,
-        &report::tables(backend.capabilities(), &plan, &sizes, threads.as_ref(), &layouts),
-    )?;
+    output.emit(&result, &report::tables(backend.capabilities(), &plan, &sizes, threads.as_ref(), &layouts))?;
     Ok(ExitStatus::Done)
 }
 
@@ -217,11 +212,7 @@ impl Plan {
                 ChunkChoice::Bytes(bytes) => Some(bytes.0),
             },
             chunk,
-            iters: within(
-                "--iters",
-                args.iters.unwrap_or(if quick { QUICK_ITERS } else { DEFAULT_ITERS }),
-                MAX_ITERS,
-            )?,
+            iters: within("--iters", args.iters.unwrap_or(if quick { QUICK_ITERS } else { DEFAULT_ITERS }), MAX_ITERS)?,
             cap_s: args.iters.is_none().then_some(cap.as_secs()),
         };
         plan.check_memory(backend)?;

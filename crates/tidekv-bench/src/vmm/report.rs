@@ -72,10 +72,7 @@ fn fill_layout(result: &mut BenchResult, times: &LayoutTimes) {
         result.set_figure(&key("map_us_per_gib"), ns / 1e3);
     }
     result.set_figure(&key("driver_calls_per_page"), times.calls_per_page);
-    result.set_figure(
-        &key("handles_per_page"),
-        f64::from(times.geometry.placement().handles_per_page()),
-    );
+    result.set_figure(&key("handles_per_page"), f64::from(times.geometry.placement().handles_per_page()));
     result.set_figure(&key("page_bytes"), to_f64(times.geometry.page_bytes().0));
     set_p50(result, &key("init_ms"), &times.init, 1e6);
 }
@@ -88,10 +85,7 @@ pub(super) fn tables(
     threads: Option<&ThreadRates>,
     layouts: &[LayoutTimes],
 ) -> String {
-    let driver = capabilities
-        .driver
-        .as_ref()
-        .map_or(String::new(), |driver| format!(", driver {driver}"));
+    let driver = capabilities.driver.as_ref().map_or(String::new(), |driver| format!(", driver {driver}"));
     let mut text = format!(
         "{} back-end: {}{driver}, granularity {}\n",
         capabilities.name, capabilities.device, capabilities.granularity
@@ -113,19 +107,13 @@ pub(super) fn tables(
 }
 
 fn size_table(times: &PageSizeTimes) -> String {
-    let rows = times
-        .calls
-        .iter()
-        .map(|(call, samples)| (format!("raw {call}"), samples))
-        .chain([
-            ("raw map, all calls".to_owned(), &times.raw.map),
-            ("our map".to_owned(), &times.ours.map),
-            ("raw unmap, all calls".to_owned(), &times.raw.unmap),
-            ("our unmap".to_owned(), &times.ours.unmap),
-        ]);
-    let rows: Vec<_> = rows
-        .filter_map(|(name, samples)| Some((name, samples.percentiles()?)))
-        .collect();
+    let rows = times.calls.iter().map(|(call, samples)| (format!("raw {call}"), samples)).chain([
+        ("raw map, all calls".to_owned(), &times.raw.map),
+        ("our map".to_owned(), &times.ours.map),
+        ("raw unmap, all calls".to_owned(), &times.raw.unmap),
+        ("our unmap".to_owned(), &times.ours.unmap),
+    ]);
+    let rows: Vec<_> = rows.filter_map(|(name, samples)| Some((name, samples.percentiles()?))).collect();
     let table = latency_table(rows.iter().map(|(name, percentiles)| (name.as_str(), *percentiles)));
     let ratio = |ratio: Option<f64>| ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.3}"));
     format!(
@@ -138,23 +126,10 @@ fn size_table(times: &PageSizeTimes) -> String {
 }
 
 fn layout_table(plan: &Plan, layouts: &[LayoutTimes]) -> String {
-    let header = [
-        "layout",
-        "page id",
-        "handles",
-        "calls",
-        "map p50",
-        "unmap p50",
-        "map per GiB",
-        "reserve all",
-    ];
+    let header = ["layout", "page id", "handles", "calls", "map p50", "unmap p50", "map per GiB", "reserve all"];
     let mut table = Table::new(&header);
     for times in layouts {
-        let p50 = |samples: &Samples| {
-            samples
-                .percentiles()
-                .map_or("-".to_owned(), |p| format_ns(to_f64(p.p50)))
-        };
+        let p50 = |samples: &Samples| samples.percentiles().map_or("-".to_owned(), |p| format_ns(to_f64(p.p50)));
         table.row(&[
             times.geometry.layout().name().to_owned(),
             times.geometry.page_bytes().to_string(),
@@ -198,10 +173,7 @@ fn worst(sizes: &[PageSizeTimes], ratio: fn(&PageSizeTimes) -> Option<f64>) -> O
 fn slab_speedup(layouts: &[LayoutTimes]) -> Option<[f64; 2]> {
     let find = |layout| layouts.iter().find(|times| times.geometry.layout() == layout);
     let (slab, per_layer) = (find(Layout::Slab)?, find(Layout::PerLayer)?);
-    Some([
-        median_ratio(&per_layer.page.map, &slab.page.map)?,
-        ns_per_gib(per_layer)? / ns_per_gib(slab)?,
-    ])
+    Some([median_ratio(&per_layer.page.map, &slab.page.map)?, ns_per_gib(per_layer)? / ns_per_gib(slab)?])
 }
 
 fn ns_per_gib(times: &LayoutTimes) -> Option<f64> {

@@ -63,9 +63,7 @@ fn round(reservation: &Reservation, threads: u32, pages: u32) -> anyhow::Result<
         start.wait();
         let started = Instant::now();
         for worker in workers {
-            worker
-                .join()
-                .map_err(|_| anyhow::anyhow!("a measuring thread panicked"))??;
+            worker.join().map_err(|_| anyhow::anyhow!("a measuring thread panicked"))??;
         }
         Ok(started.elapsed())
     })

@@ -58,13 +58,8 @@ impl BlockAllocator {
     ///
     /// [`ShapeError`] for no blocks at all, or for more than kernel ids can name.
     pub fn new(page_count: u32, blocks_per_page: u32) -> Result<Self, ShapeError> {
-        let total = page_count
-            .checked_mul(blocks_per_page)
-            .filter(|&total| 0 < total && total <= i32::MAX as u32);
-        let total = total.ok_or(ShapeError {
-            page_count,
-            blocks_per_page,
-        })?;
+        let total = page_count.checked_mul(blocks_per_page).filter(|&total| 0 < total && total <= i32::MAX as u32);
+        let total = total.ok_or(ShapeError { page_count, blocks_per_page })?;
         Ok(Self {
             places: Places::new(page_count, blocks_per_page),
             generations: Generations::new(total),
@@ -158,9 +153,7 @@ impl BlockAllocator {
     fn check_mapped(&self, count: u32) -> Result<(), NeedsPages> {
         match count.checked_sub(self.free_mapped_blocks()) {
             None | Some(0) => Ok(()),
-            Some(missing) => Err(NeedsPages {
-                pages: missing.div_ceil(self.blocks_per_page()),
-            }),
+            Some(missing) => Err(NeedsPages { pages: missing.div_ceil(self.blocks_per_page()) }),
         }
     }
 
@@ -193,10 +186,7 @@ impl BlockAllocator {
     fn plan(&mut self, count: u32, purpose: Purpose) -> Result<AllocPlan, AllocError> {
         let pool_blocks = self.total_blocks() - u32::from(self.has_null_block);
         if count > pool_blocks {
-            return Err(AllocError::NeverFits {
-                wanted_blocks: count,
-                pool_blocks,
-            });
+            return Err(AllocError::NeverFits { wanted_blocks: count, pool_blocks });
         }
         let from_mapped = count.min(self.free_mapped_blocks());
         let from_claims = count - from_mapped;
@@ -212,12 +202,7 @@ impl BlockAllocator {
         let mut taken = Vec::with_capacity(count as usize);
         self.places.take(from_mapped, |block| taken.push(block));
         self.planned += from_mapped;
-        Ok(AllocPlan {
-            taken,
-            claims,
-            from_claims,
-            purpose,
-        })
+        Ok(AllocPlan { taken, claims, from_claims, purpose })
     }
 
     /// The driver mapped every page of the plan: hands out its blocks.
@@ -226,19 +211,11 @@ impl BlockAllocator {
     ///
     /// [`CommitError`] with the plan, where one of its claims is no longer in force.
     pub fn commit(&mut self, plan: AllocPlan, out: &mut Vec<BlockLease>) -> Result<(), CommitError> {
-        let stale = plan
-            .claims
-            .iter()
-            .find_map(|&claim| self.pages().check_mapping(claim).err());
+        let stale = plan.claims.iter().find_map(|&claim| self.pages().check_mapping(claim).err());
         if let Some(stale) = stale {
             return Err(CommitError { plan, stale });
         }
-        let AllocPlan {
-            taken: mut blocks,
-            claims,
-            mut from_claims,
-            purpose,
-        } = plan;
+        let AllocPlan { taken: mut blocks, claims, mut from_claims, purpose } = plan;
         self.planned -= count_of(&blocks);
         for claim in claims {
             let count = from_claims.min(self.blocks_per_page());
@@ -261,11 +238,7 @@ impl BlockAllocator {
     /// The caller has unmapped whatever the driver mapped for it. Claims that are no longer the plan's are left
     /// alone.
     pub fn abort(&mut self, plan: AllocPlan) {
-        let AllocPlan {
-            taken: mut blocks,
-            claims,
-            ..
-        } = plan;
+        let AllocPlan { taken: mut blocks, claims, .. } = plan;
         self.planned -= count_of(&blocks);
         // Last taken, first back: stacks, buckets and the idle list are in their old order again.
         blocks.reverse();
@@ -304,9 +277,7 @@ impl BlockAllocator {
             let is_null = self.has_null_block && error == FreeError::NotLeased { block: BlockIndex(0) };
             if is_null { FreeError::NullBlock } else { error }
         })?;
-        Ok(FreeReport {
-            pages_emptied: self.places.give_back(names, Some(fence)),
-        })
+        Ok(FreeReport { pages_emptied: self.places.give_back(names, Some(fence)) })
     }
 }
 
@@ -341,10 +312,7 @@ impl BlockAllocator {
     pub fn alloc_reserved(&mut self, count: u32, out: &mut Vec<BlockLease>) -> Result<(), NotReserved> {
         let reserved_blocks = self.reserved_blocks();
         if count > reserved_blocks {
-            return Err(NotReserved {
-                wanted_blocks: count,
-                reserved_blocks,
-            });
+            return Err(NotReserved { wanted_blocks: count, reserved_blocks });
         }
         let blocks = self.set_aside.drain(..count as usize);
         out.extend(blocks.map(|block| self.generations.lease(block)));
@@ -354,9 +322,7 @@ impl BlockAllocator {
     /// Makes all blocks that are set aside free again. Nobody has used them, so no fence is needed.
     pub fn free_reserved(&mut self) -> FreeReport {
         let blocks = std::mem::take(&mut self.set_aside);
-        FreeReport {
-            pages_emptied: self.places.give_back(&Vec::from(blocks), None),
-        }
+        FreeReport { pages_emptied: self.places.give_back(&Vec::from(blocks), None) }
     }
 }
 
@@ -403,10 +369,7 @@ impl BlockAllocator {
         let leaving = counts.draining + counts.unmapping;
         let must_go = self.pages().overage().saturating_sub(leaving);
         let retire = must_go.min(counts.idle);
-        ShrinkPlan {
-            retire,
-            evict: must_go - retire,
-        }
+        ShrinkPlan { retire, evict: must_go - retire }
     }
 
     /// Sends up to `count` of the longest idle pages on their way out. Returns how many.
@@ -458,32 +421,17 @@ impl BlockAllocator {
     pub fn check_invariants(&self) {
         let mut taken = self.places.check_invariants();
         let is_set_aside = |block| !self.generations.is_leased(block);
-        assert!(
-            self.set_aside.iter().all(|&block| is_set_aside(block)),
-            "a set-aside block is leased"
-        );
+        assert!(self.set_aside.iter().all(|&block| is_set_aside(block)), "a set-aside block is leased");
         // Strike out every holder we can name; what is left must be the plans'.
         for &block in &self.set_aside {
-            assert!(
-                std::mem::take(&mut taken[block.index()]),
-                "set-aside block {block} is free or set aside twice"
-            );
+            assert!(std::mem::take(&mut taken[block.index()]), "set-aside block {block} is free or set aside twice");
         }
         if self.has_null_block {
-            assert!(
-                std::mem::take(&mut taken[0]) && !self.generations.is_leased(BlockIndex(0)),
-                "null block"
-            );
+            assert!(std::mem::take(&mut taken[0]) && !self.generations.is_leased(BlockIndex(0)), "null block");
         }
         let mut leased = 0;
-        for block in (0..self.total_blocks())
-            .map(BlockIndex)
-            .filter(|&block| self.generations.is_leased(block))
-        {
-            assert!(
-                std::mem::take(&mut taken[block.index()]),
-                "block {block} is leased and free"
-            );
+        for block in (0..self.total_blocks()).map(BlockIndex).filter(|&block| self.generations.is_leased(block)) {
+            assert!(std::mem::take(&mut taken[block.index()]), "block {block} is leased and free");
             leased += 1;
         }
         let planned = taken.iter().filter(|&&taken| taken).count();

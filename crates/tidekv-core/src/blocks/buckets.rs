@@ -77,14 +77,8 @@ impl Buckets {
         }
         let mut expected_pages = 0;
         for (page, free) in expected {
-            assert!(
-                self.is_bucket(free),
-                "page {page} with {free} free blocks belongs in no bucket"
-            );
-            assert!(
-                self.links.iter(ListId(free)).any(|other| other == page),
-                "page {page} is not in bucket {free}"
-            );
+            assert!(self.is_bucket(free), "page {page} with {free} free blocks belongs in no bucket");
+            assert!(self.links.iter(ListId(free)).any(|other| other == page), "page {page} is not in bucket {free}");
             expected_pages += 1;
         }
         assert_eq!(filed, expected_pages, "pages in buckets");
@@ -162,9 +156,7 @@ impl BitTree {
     /// The smallest member under a bit that is set at `height`.
     fn first_below(&self, height: usize, index: u32) -> u32 {
         let below = self.levels[..height].iter().rev();
-        below.fold(index, |index, level| {
-            index * WORD + level[index as usize].trailing_zeros()
-        })
+        below.fold(index, |index, level| index * WORD + level[index as usize].trailing_zeros())
     }
 
     /// The largest member.
@@ -195,15 +187,7 @@ mod tests {
 
     #[test]
     fn a_level_for_each_factor_of_64() {
-        for (bits, levels) in [
-            (1, 1),
-            (64, 1),
-            (65, 2),
-            (4096, 2),
-            (4097, 3),
-            (1 << 18, 3),
-            ((1 << 18) + 1, 4),
-        ] {
+        for (bits, levels) in [(1, 1), (64, 1), (65, 2), (4096, 2), (4097, 3), (1 << 18, 3), ((1 << 18) + 1, 4)] {
             assert_eq!(BitTree::new(bits).levels.len(), levels, "{bits} bits");
         }
     }
@@ -240,11 +224,7 @@ mod tests {
         buckets.check_invariants(std::iter::empty());
     }
 
-    const BITS: &[u32] = if cfg!(miri) {
-        &[1, 64, 65]
-    } else {
-        &[1, 63, 64, 65, 4_096, 4_097, 262_145]
-    };
+    const BITS: &[u32] = if cfg!(miri) { &[1, 64, 65] } else { &[1, 63, 64, 65, 4_096, 4_097, 262_145] };
 
     proptest! {
         #![proptest_config(ProptestConfig {

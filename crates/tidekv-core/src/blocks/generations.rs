@@ -61,9 +61,7 @@ pub(super) struct Generations {
 
 impl Generations {
     pub(super) fn new(blocks: u32) -> Self {
-        Self {
-            words: vec![0; blocks as usize],
-        }
+        Self { words: vec![0; blocks as usize] }
     }
 
     /// Begins a lease of a block that is not leased.
@@ -71,10 +69,7 @@ impl Generations {
         let word = &mut self.words[block.index()];
         debug_assert!(!is_leased(*word), "block {block} is leased already");
         *word = word.wrapping_add(1);
-        BlockLease {
-            block,
-            generation: *word,
-        }
+        BlockLease { block, generation: *word }
     }
 
     /// Whether the block is leased.
@@ -122,22 +117,13 @@ impl Generations {
             return FreeError::NotLeased { block };
         }
         match name.generation() {
-            Some(generation) if generation != word => FreeError::Stale {
-                block,
-                lease_generation: generation,
-                current_generation: word,
-            },
+            Some(generation) if generation != word => {
+                FreeError::Stale { block, lease_generation: generation, current_generation: word }
+            }
             _ => {
                 // Good by itself, so an earlier copy in the batch has used it up.
-                let first = names
-                    .iter()
-                    .position(|other| other.block() == block)
-                    .unwrap_or(position);
-                FreeError::Repeated {
-                    block,
-                    first,
-                    second: position,
-                }
+                let first = names.iter().position(|other| other.block() == block).unwrap_or(position);
+                FreeError::Repeated { block, first, second: position }
             }
         }
     }
@@ -163,18 +149,11 @@ mod tests {
         assert!(generations.is_current(first));
         assert_eq!(generations.end_all(&[first]), Ok(()));
         assert!(!generations.is_current(first));
-        assert_eq!(
-            generations.end_all(&[first]),
-            Err(FreeError::NotLeased { block: BlockIndex(2) })
-        );
+        assert_eq!(generations.end_all(&[first]), Err(FreeError::NotLeased { block: BlockIndex(2) }));
         let second = lease(&mut generations, 2);
         assert_eq!(
             generations.end_all(&[first]),
-            Err(FreeError::Stale {
-                block: BlockIndex(2),
-                lease_generation: 1,
-                current_generation: 3
-            })
+            Err(FreeError::Stale { block: BlockIndex(2), lease_generation: 1, current_generation: 3 })
         );
         assert!(generations.is_current(second));
     }
@@ -183,19 +162,9 @@ mod tests {
     fn a_bad_name_anywhere_undoes_the_batch() {
         let mut generations = Generations::new(4);
         let leases = [0, 1, 3].map(|block| lease(&mut generations, block));
-        let foreign = BlockLease {
-            block: BlockIndex(4),
-            generation: 1,
-        };
+        let foreign = BlockLease { block: BlockIndex(4), generation: 1 };
         let before = generations.words.clone();
-        for bad in [
-            leases[1],
-            foreign,
-            BlockLease {
-                block: BlockIndex(2),
-                generation: 1,
-            },
-        ] {
+        for bad in [leases[1], foreign, BlockLease { block: BlockIndex(2), generation: 1 }] {
             assert!(generations.end_all(&[leases[0], leases[1], bad, leases[2]]).is_err());
             assert_eq!(generations.words, before);
         }
@@ -205,37 +174,22 @@ mod tests {
     fn a_block_named_twice_is_told_from_a_double_free() {
         let mut generations = Generations::new(2);
         let [first, second] = [0, 1].map(|block| lease(&mut generations, block));
-        let repeated = Err(FreeError::Repeated {
-            block: BlockIndex(1),
-            first: 0,
-            second: 2,
-        });
+        let repeated = Err(FreeError::Repeated { block: BlockIndex(1), first: 0, second: 2 });
         assert_eq!(generations.end_all(&[second, first, second]), repeated);
-        assert_eq!(
-            generations.end_all(&[second.block, first.block, second.block]),
-            repeated
-        );
+        assert_eq!(generations.end_all(&[second.block, first.block, second.block]), repeated);
     }
 
     #[test]
     fn a_forged_even_generation_is_no_lease() {
         let mut generations = Generations::new(1);
-        let forged = BlockLease {
-            block: BlockIndex(0),
-            generation: 0,
-        };
+        let forged = BlockLease { block: BlockIndex(0), generation: 0 };
         assert!(!generations.is_current(forged));
-        assert_eq!(
-            generations.end_all(&[forged]),
-            Err(FreeError::NotLeased { block: BlockIndex(0) })
-        );
+        assert_eq!(generations.end_all(&[forged]), Err(FreeError::NotLeased { block: BlockIndex(0) }));
     }
 
     #[test]
     fn parity_survives_the_wrap() {
-        let mut generations = Generations {
-            words: vec![u32::MAX - 1],
-        };
+        let mut generations = Generations { words: vec![u32::MAX - 1] };
         let last = lease(&mut generations, 0);
         assert_eq!(last.generation, u32::MAX);
         assert_eq!(generations.end_all(&[last]), Ok(()));

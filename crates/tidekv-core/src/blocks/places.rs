@@ -107,9 +107,7 @@ impl Places {
             return page;
         }
         self.free_in_use += self.blocks_per_page;
-        self.table
-            .lease_idle()
-            .expect("blocks are free and no in-use page has them, so a page is idle")
+        self.table.lease_idle().expect("blocks are free and no in-use page has them, so a page is idle")
     }
 
     /// Takes up to `wanted` places of one in-use page. Returns how many.
@@ -141,12 +139,8 @@ impl Places {
     ///
     /// It goes from Mapping through Idle to InUse in one call, so nobody can lease it in between.
     pub(super) fn open(&mut self, claim: PageClaim, count: u32, mut sink: impl FnMut(BlockIndex)) {
-        self.table
-            .mapped(&[claim])
-            .expect("the caller checked that the claim is in force");
-        self.table
-            .lease(claim.page)
-            .expect("a page that was just mapped is idle");
+        self.table.mapped(&[claim]).expect("the caller checked that the claim is in force");
+        self.table.lease(claim.page).expect("a page that was just mapped is idle");
         self.free_in_use += self.blocks_per_page;
         self.take_in(claim.page, count, &mut sink);
     }
@@ -160,10 +154,7 @@ impl Places {
         while let Some(first) = rest.first() {
             let page = self.page_of(first.block());
             let blocks = self.blocks_of(page);
-            let run = rest
-                .iter()
-                .position(|name| !blocks.contains(&name.block().0))
-                .unwrap_or(rest.len());
+            let run = rest.iter().position(|name| !blocks.contains(&name.block().0)).unwrap_or(rest.len());
             let (names, others) = rest.split_at(run);
             if let Some(fence) = fence {
                 self.table.note_fence(page, fence);
@@ -215,16 +206,9 @@ impl Places {
         for (page, &usage) in (0..).map(PageId).zip(&self.usage) {
             let in_use = self.table.state(page) == PageState::InUse;
             assert_eq!(usage.live > 0, in_use, "page {page} has {} live blocks", usage.live);
-            assert!(
-                usage.live <= usage.touched && usage.touched <= self.blocks_per_page,
-                "page {page}: {usage:?}"
-            );
+            assert!(usage.live <= usage.touched && usage.touched <= self.blocks_per_page, "page {page}: {usage:?}");
             if !in_use {
-                assert_eq!(
-                    usage,
-                    PageUsage::default(),
-                    "page {page} is empty and must have forgotten its stack"
-                );
+                assert_eq!(usage, PageUsage::default(), "page {page} is empty and must have forgotten its stack");
                 continue;
             }
             let rows = self.blocks_of(page);

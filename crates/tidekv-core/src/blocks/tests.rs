@@ -53,13 +53,7 @@ fn indices(leases: &[BlockLease]) -> Vec<u32> {
 fn shapes_that_kernel_ids_cannot_name_are_refused() {
     for (page_count, blocks_per_page) in [(0, 1), (1, 0), (1 << 16, 1 << 15), (u32::MAX, 2)] {
         let error = BlockAllocator::new(page_count, blocks_per_page).unwrap_err();
-        assert_eq!(
-            error,
-            ShapeError {
-                page_count,
-                blocks_per_page
-            }
-        );
+        assert_eq!(error, ShapeError { page_count, blocks_per_page });
     }
 }
 
@@ -91,16 +85,8 @@ fn best_fit_then_the_emptiest_then_an_idle_page() {
 
     let pages = |leases: &[BlockLease]| -> Vec<u32> { leases.iter().map(|lease| lease.block.0 / 8).collect() };
     assert_eq!(pages(&alloc(&mut pool, 3)), [2, 2, 2], "three fit page 2 exactly");
-    assert_eq!(
-        pages(&alloc(&mut pool, 6)),
-        [1, 1, 1, 1, 1, 0],
-        "none holds six: the emptiest, then the rest"
-    );
-    assert_eq!(
-        pages(&alloc(&mut pool, 2)),
-        [0, 3],
-        "an idle page only when the others are full"
-    );
+    assert_eq!(pages(&alloc(&mut pool, 6)), [1, 1, 1, 1, 1, 0], "none holds six: the emptiest, then the rest");
+    assert_eq!(pages(&alloc(&mut pool, 2)), [0, 3], "an idle page only when the others are full");
 }
 
 #[test]
@@ -121,30 +107,16 @@ fn a_plan_takes_what_is_mapped_and_claims_the_rest() {
     let mut pool = pool(4, 4, 1);
     let plan = pool.plan_alloc(10).unwrap();
     assert_eq!((plan.claims().len(), plan.block_count()), (2, 10));
-    assert_eq!(
-        pool.counts(),
-        BlockCounts {
-            total: 16,
-            planned: 4,
-            available: 4,
-            ..BlockCounts::default()
-        }
-    );
+    assert_eq!(pool.counts(), BlockCounts { total: 16, planned: 4, available: 4, ..BlockCounts::default() });
     pool.check_invariants();
 
     // Nobody can take what the plan holds.
     assert_eq!(pool.alloc_mapped(1, &mut Vec::new()), Err(NeedsPages { pages: 1 }));
-    assert_eq!(
-        pool.free_blocks(&[BlockIndex(0)], NOW),
-        Err(FreeError::NotLeased { block: BlockIndex(0) })
-    );
+    assert_eq!(pool.free_blocks(&[BlockIndex(0)], NOW), Err(FreeError::NotLeased { block: BlockIndex(0) }));
 
     let leases = commit(&mut pool, plan);
     assert_eq!(indices(&leases), (0..10).collect::<Vec<_>>());
-    assert_eq!(
-        (pool.free_mapped_blocks(), pool.available_blocks(), pool.counts().leased),
-        (2, 6, 10)
-    );
+    assert_eq!((pool.free_mapped_blocks(), pool.available_blocks(), pool.counts().leased), (2, 6, 10));
 }
 
 #[test]
@@ -159,10 +131,7 @@ fn an_aborted_plan_leaves_no_trace() {
     pool.abort(plan);
     pool.check_invariants();
 
-    assert_eq!(
-        (pool.counts(), pool.pages().counts()),
-        (undisturbed.counts(), undisturbed.pages().counts())
-    );
+    assert_eq!((pool.counts(), pool.pages().counts()), (undisturbed.counts(), undisturbed.pages().counts()));
     // Not the counts alone: both give the same blocks, in the same order, from here on.
     let plans = [&mut pool, &mut undisturbed].map(|pool| {
         let plan = pool.plan_alloc(14).unwrap();
@@ -204,22 +173,11 @@ fn what_can_never_fit_is_told_from_what_does_not_fit_now() {
     let mut pool = pool(4, 4, 0);
     pool.set_limit(2);
     let error = pool.plan_alloc(9).unwrap_err();
-    let exhausted = AllocError::Exhausted {
-        wanted_blocks: 9,
-        available_blocks: 8,
-        held_pages: 0,
-        limit_pages: 2,
-    };
+    let exhausted = AllocError::Exhausted { wanted_blocks: 9, available_blocks: 8, held_pages: 0, limit_pages: 2 };
     assert_eq!(error, exhausted);
     assert!(error.is_transient());
     let error = pool.plan_alloc(17).unwrap_err();
-    assert_eq!(
-        error,
-        AllocError::NeverFits {
-            wanted_blocks: 17,
-            pool_blocks: 16
-        }
-    );
+    assert_eq!(error, AllocError::NeverFits { wanted_blocks: 17, pool_blocks: 16 });
     assert!(!error.is_transient());
     pool.check_invariants();
 }
@@ -230,34 +188,15 @@ fn a_bad_lease_in_the_batch_frees_nothing() {
     let leases = alloc(&mut pool, 5);
     let dead = alloc(&mut pool, 1)[0];
     free(&mut pool, &[dead]);
-    let foreign = BlockLease {
-        block: BlockIndex(8),
-        generation: 1,
-    };
+    let foreign = BlockLease { block: BlockIndex(8), generation: 1 };
     for (bad, expected) in [
         (dead, FreeError::NotLeased { block: dead.block }),
-        (
-            foreign,
-            FreeError::Foreign {
-                block: BlockIndex(8),
-                pool_blocks: 8,
-            },
-        ),
-        (
-            leases[0],
-            FreeError::Repeated {
-                block: leases[0].block,
-                first: 0,
-                second: 5,
-            },
-        ),
+        (foreign, FreeError::Foreign { block: BlockIndex(8), pool_blocks: 8 }),
+        (leases[0], FreeError::Repeated { block: leases[0].block, first: 0, second: 5 }),
     ] {
         let batch = [&leases[..], &[bad]].concat();
         let error = pool.free(&batch, NOW).unwrap_err();
-        assert_eq!(
-            (error, error.block(), error.is_transient()),
-            (expected, bad.block, false)
-        );
+        assert_eq!((error, error.block(), error.is_transient()), (expected, bad.block, false));
         pool.check_invariants();
         assert!(leases.iter().all(|&lease| pool.is_current(lease)));
     }
@@ -282,19 +221,10 @@ fn callers_that_keep_indices_are_guarded_too() {
     let mut pool = pool(1, 4, 1);
     let leases = alloc(&mut pool, 2);
     let [first, second] = [leases[0].block, leases[1].block];
-    assert!(matches!(
-        pool.free_blocks(&[first, second, first], NOW),
-        Err(FreeError::Repeated { .. })
-    ));
-    assert!(matches!(
-        pool.free_blocks(&[first, BlockIndex(4)], NOW),
-        Err(FreeError::Foreign { .. })
-    ));
+    assert!(matches!(pool.free_blocks(&[first, second, first], NOW), Err(FreeError::Repeated { .. })));
+    assert!(matches!(pool.free_blocks(&[first, BlockIndex(4)], NOW), Err(FreeError::Foreign { .. })));
     assert_eq!(pool.free_blocks(&[first], NOW), Ok(FreeReport { pages_emptied: 0 }));
-    assert_eq!(
-        pool.free_blocks(&[first], NOW),
-        Err(FreeError::NotLeased { block: first })
-    );
+    assert_eq!(pool.free_blocks(&[first], NOW), Err(FreeError::NotLeased { block: first }));
     assert_eq!(pool.free_blocks(&[second], NOW), Ok(FreeReport { pages_emptied: 1 }));
     pool.check_invariants();
 }
@@ -315,34 +245,19 @@ fn the_null_block_is_block_0_for_ever() {
     let mut pool = pool(2, 4, 0);
     let plan = pool.reserve_null_block().unwrap();
     assert_eq!(plan.claims()[0].page, PageId(0));
-    assert!(matches!(
-        pool.reserve_null_block(),
-        Err(AllocError::NotFresh { held_pages: 1 })
-    ));
+    assert!(matches!(pool.reserve_null_block(), Err(AllocError::NotFresh { held_pages: 1 })));
     assert_eq!(commit(&mut pool, plan), []);
 
     let leases = alloc(&mut pool, 3);
     assert_eq!(indices(&leases), [1, 2, 3]);
-    assert_eq!(
-        pool.free_blocks(&[BlockIndex(1), BlockIndex(0)], NOW),
-        Err(FreeError::NullBlock)
-    );
-    let forged = BlockLease {
-        block: BlockIndex(0),
-        generation: 1,
-    };
+    assert_eq!(pool.free_blocks(&[BlockIndex(1), BlockIndex(0)], NOW), Err(FreeError::NullBlock));
+    let forged = BlockLease { block: BlockIndex(0), generation: 1 };
     assert_eq!(pool.free(&[forged], NOW), Err(FreeError::NullBlock));
     assert_eq!(free(&mut pool, &leases), 0, "its page is never empty");
     unmap_idle(&mut pool);
     assert_eq!(pool.pages().state(PageId(0)), PageState::InUse);
     assert_eq!((pool.counts().leased, pool.available_blocks()), (0, 7));
-    assert_eq!(
-        pool.plan_alloc(8),
-        Err(AllocError::NeverFits {
-            wanted_blocks: 8,
-            pool_blocks: 7
-        })
-    );
+    assert_eq!(pool.plan_alloc(8), Err(AllocError::NeverFits { wanted_blocks: 8, pool_blocks: 7 }));
 }
 
 #[test]
@@ -363,10 +278,7 @@ fn set_aside_blocks_cannot_be_lost() {
     let mut pool = pool(3, 4, 1);
     pool.reserve(3).unwrap();
     assert_eq!((pool.reserved_blocks(), pool.free_mapped_blocks()), (3, 1));
-    assert_eq!(
-        pool.free_blocks(&[BlockIndex(0)], NOW),
-        Err(FreeError::NotLeased { block: BlockIndex(0) })
-    );
+    assert_eq!(pool.free_blocks(&[BlockIndex(0)], NOW), Err(FreeError::NotLeased { block: BlockIndex(0) }));
     let _others = alloc(&mut pool, 1);
 
     let plan = pool.plan_reserve(2).unwrap();
@@ -374,10 +286,7 @@ fn set_aside_blocks_cannot_be_lost() {
     let mut leases = Vec::new();
     pool.alloc_reserved(4, &mut leases).unwrap();
     assert_eq!(indices(&leases), [0, 1, 2, 4], "first those that were set aside first");
-    let short = NotReserved {
-        wanted_blocks: 2,
-        reserved_blocks: 1,
-    };
+    let short = NotReserved { wanted_blocks: 2, reserved_blocks: 1 };
     assert_eq!(pool.alloc_reserved(2, &mut leases), Err(short));
     assert_eq!(pool.free_reserved(), FreeReport { pages_emptied: 0 });
     pool.check_invariants();
@@ -392,11 +301,7 @@ fn a_shrink_retires_idle_pages_and_asks_for_evictions_besides() {
     pool.set_limit(3);
     assert_eq!(pool.shrink_plan(), ShrinkPlan { retire: 2, evict: 3 });
     pool.retire(2);
-    assert_eq!(
-        pool.shrink_plan(),
-        ShrinkPlan { retire: 0, evict: 3 },
-        "what drains is not asked for again"
-    );
+    assert_eq!(pool.shrink_plan(), ShrinkPlan { retire: 0, evict: 3 }, "what drains is not asked for again");
     free(&mut pool, &leases[..8]);
     assert_eq!(pool.shrink_plan(), ShrinkPlan { retire: 3, evict: 0 });
     pool.retire(3);
@@ -442,10 +347,7 @@ fn kvcached_resize_100_80_120_never_hands_out_an_id_twice() {
 
         let distinct: BTreeSet<u32> = indices(&leases).into_iter().collect();
         assert_eq!(distinct.len(), leases.len(), "an id was handed out twice");
-        assert!(
-            distinct.last() < Some(&(reservation * 2)),
-            "an id lies past the reservation"
-        );
+        assert!(distinct.last() < Some(&(reservation * 2)), "an id lies past the reservation");
         assert!(pool.plan_alloc(1).is_err());
     }
 }

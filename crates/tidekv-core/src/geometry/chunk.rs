@@ -1,12 +1,16 @@
 //! How many blocks go into a page.
 //!
 //! A driver charges per handle, an idle model pays per page: small pages cost time, large ones cost memory. The
-//! automatic choice aims at 16-32 MiB per page id and, inside that window, at the least slack:
+//! automatic choice takes the page of 16-32 MiB with the least slack, and of equals the one nearest to 20 MiB:
 //!
 //! ```text
-//!   32 layers, 32 KiB blocks: 2 MiB per block row -> 16 MiB = 8 rows, no slack   (smallest of the slackless ones)
-//!   36 layers, 32 KiB blocks: 2.25 MiB per row    -> 18 MiB = 8 rows, no slack   (16 MiB would waste 1.6 %)
+//!   32 layers, 32 KiB blocks: 2 MiB per block row -> 20 MiB = 10 rows, no slack
+//!   36 layers, 32 KiB blocks: 2.25 MiB per row    -> 18 MiB =  8 rows, no slack   (20 MiB would waste 10 %)
+//!   80 layers, 32 KiB blocks: 5 MiB per row       -> 20 MiB =  4 rows, no slack
 //! ```
+//!
+//! Why 20 (`docs/decisions/0003`): a GiB then takes a tenth of the handles that 2 MiB per layer and buffer takes, and
+//! one page id a sixth of the memory.
 
 use super::GeometryError;
 use crate::units::Bytes;
@@ -19,6 +23,7 @@ pub(super) const CHUNK_ALIGN: u64 = 256;
 
 const SLAB_PAGE_MIN: u64 = 16 << 20;
 const SLAB_PAGE_MAX: u64 = 32 << 20;
+const SLAB_PAGE_AIM: u64 = 20 << 20;
 const SLAB_CHUNK_MAX: u64 = 2 << 20;
 
 /// Bytes per layer and buffer in one page.
@@ -61,22 +66,14 @@ pub(super) struct SlabPage {
 impl SlabPage {
     /// The page that holds `blocks` blocks of each of `buffers` buffers.
     pub(super) fn with_blocks(blocks: u64, block: u64, buffers: u64, granularity: u64) -> Result<Self, GeometryError> {
-        let overflow = || GeometryError::Overflow {
-            what: "the size of a page",
-        };
-        let chunk_pitch = blocks
-            .checked_mul(block)
-            .and_then(|b| b.checked_next_multiple_of(CHUNK_ALIGN))
-            .ok_or_else(overflow)?;
+        let overflow = || GeometryError::Overflow { what: "the size of a page" };
+        let chunk_pitch =
+            blocks.checked_mul(block).and_then(|b| b.checked_next_multiple_of(CHUNK_ALIGN)).ok_or_else(overflow)?;
         let page_bytes = chunk_pitch
             .checked_mul(buffers)
             .and_then(|b| b.checked_next_multiple_of(granularity))
             .ok_or_else(overflow)?;
-        Ok(Self {
-            blocks,
-            chunk_pitch,
-            page_bytes,
-        })
+        Ok(Self { blocks, chunk_pitch, page_bytes })
     }
 
     /// The automatic choice.
@@ -91,19 +88,19 @@ impl SlabPage {
         {
             let per_buffer = page_bytes / buffers / CHUNK_ALIGN * CHUNK_ALIGN;
             let candidate = page_of((per_buffer / block).clamp(1, most_blocks))?;
-            if best.is_none_or(|best| candidate.has_less_slack_than(&best, block, buffers)) {
+            if best.is_none_or(|best| candidate.is_better_than(&best, block, buffers)) {
                 best = Some(candidate);
             }
         }
-        best.ok_or(GeometryError::BadGranularity {
-            granularity: Bytes(granularity),
-        })
+        best.ok_or(GeometryError::BadGranularity { granularity: Bytes(granularity) })
     }
 
-    fn has_less_slack_than(&self, other: &Self, block: u64, buffers: u64) -> bool {
-        // used / page > other.used / other.page, without division.
+    fn is_better_than(&self, other: &Self, block: u64, buffers: u64) -> bool {
+        // used / page against other.used / other.page, without division.
         let used = |page: &Self| u128::from(page.blocks) * u128::from(block) * u128::from(buffers);
-        used(self) * u128::from(other.page_bytes) > used(other) * u128::from(self.page_bytes)
+        let (mine, theirs) = (used(self) * u128::from(other.page_bytes), used(other) * u128::from(self.page_bytes));
+        let distance = |page: &Self| page.page_bytes.abs_diff(SLAB_PAGE_AIM);
+        mine > theirs || (mine == theirs && distance(self) < distance(other))
     }
 }
 

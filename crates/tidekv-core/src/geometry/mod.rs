@@ -195,10 +195,7 @@ impl Geometry {
         if page.0 < self.page_count() {
             return Ok(());
         }
-        Err(GeometryError::PageOutOfRange {
-            page,
-            last: PageId(self.page_count() - 1),
-        })
+        Err(GeometryError::PageOutOfRange { page, last: PageId(self.page_count() - 1) })
     }
 
     /// The page a block lives on.
@@ -265,10 +262,7 @@ impl Geometry {
         if block.0 < self.block_count() {
             return Ok(());
         }
-        Err(GeometryError::BlockOutOfRange {
-            block,
-            last: BlockIndex(self.block_count() - 1),
-        })
+        Err(GeometryError::BlockOutOfRange { block, last: BlockIndex(self.block_count() - 1) })
     }
 
     fn buffer_offset(&self, layer: LayerIndex, buffer: Buffer) -> Result<u64, GeometryError> {

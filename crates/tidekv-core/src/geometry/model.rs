@@ -38,27 +38,13 @@ pub struct KvShape {
 impl KvShape {
     /// The ordinary case: K and V heads of one size.
     pub const fn heads(layers: u32, kv_heads: u32, head_size: u32, element_bytes: u32, block_tokens: u32) -> Self {
-        let attention = Attention::Heads {
-            kv_heads,
-            key_size: head_size,
-            value_size: head_size,
-        };
-        Self {
-            layers,
-            attention,
-            element_bytes,
-            block_tokens,
-        }
+        let attention = Attention::Heads { kv_heads, key_size: head_size, value_size: head_size };
+        Self { layers, attention, element_bytes, block_tokens }
     }
 
     /// MLA: one latent buffer.
     pub const fn latent(layers: u32, size: u32, element_bytes: u32, block_tokens: u32) -> Self {
-        Self {
-            layers,
-            attention: Attention::Latent { size },
-            element_bytes,
-            block_tokens,
-        }
+        Self { layers, attention: Attention::Latent { size }, element_bytes, block_tokens }
     }
 
     /// Buffers per layer: 2 for K and V, 1 for a latent vector.
@@ -76,12 +62,9 @@ impl KvShape {
     pub fn block_bytes(&self, buffer: Buffer) -> Result<Bytes, GeometryError> {
         let elements = match (self.attention, buffer) {
             (Attention::Heads { kv_heads, key_size, .. }, Buffer::Key) => u64::from(kv_heads) * u64::from(key_size),
-            (
-                Attention::Heads {
-                    kv_heads, value_size, ..
-                },
-                Buffer::Value,
-            ) => u64::from(kv_heads) * u64::from(value_size),
+            (Attention::Heads { kv_heads, value_size, .. }, Buffer::Value) => {
+                u64::from(kv_heads) * u64::from(value_size)
+            }
             (Attention::Latent { size }, Buffer::Key) => u64::from(size),
             (Attention::Latent { .. }, Buffer::Value) => return Err(GeometryError::NoValueBuffer),
         };
@@ -89,9 +72,7 @@ impl KvShape {
             .checked_mul(u64::from(self.element_bytes))
             .and_then(|bytes| bytes.checked_mul(u64::from(self.block_tokens)))
             .map(Bytes)
-            .ok_or(GeometryError::Overflow {
-                what: "the size of a block",
-            })
+            .ok_or(GeometryError::Overflow { what: "the size of a block" })
     }
 
     /// The buffers of one layer.
@@ -105,15 +86,9 @@ impl KvShape {
     /// Refuses shapes with a zero in them.
     pub(super) fn check(&self) -> Result<(), GeometryError> {
         let (a, b, c) = match self.attention {
-            Attention::Heads {
-                kv_heads,
-                key_size,
-                value_size,
-            } => (
-                ("the number of KV heads", kv_heads),
-                ("the K head size", key_size),
-                ("the V head size", value_size),
-            ),
+            Attention::Heads { kv_heads, key_size, value_size } => {
+                (("the number of KV heads", kv_heads), ("the K head size", key_size), ("the V head size", value_size))
+            }
             Attention::Latent { size } => {
                 let latent = ("the latent size", size);
                 (latent, latent, latent)
@@ -133,10 +108,7 @@ impl KvShape {
     /// Position of a buffer among all of the group: L0.K, L0.V, L1.K, ...
     pub(super) fn buffer_index(&self, layer: LayerIndex, buffer: Buffer) -> Result<u32, GeometryError> {
         if layer.0 >= self.layers {
-            return Err(GeometryError::LayerOutOfRange {
-                layer,
-                layers: self.layers,
-            });
+            return Err(GeometryError::LayerOutOfRange { layer, layers: self.layers });
         }
         match buffer {
             Buffer::Key => Ok(layer.0 * self.buffers_per_layer()),

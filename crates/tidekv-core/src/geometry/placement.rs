@@ -60,9 +60,7 @@ impl Placement {
         let handle_stride = page_stride
             .0
             .checked_mul(u64::from(page_count))
-            .ok_or(GeometryError::Overflow {
-                what: "the reservation",
-            })?;
+            .ok_or(GeometryError::Overflow { what: "the reservation" })?;
         Self {
             page_count,
             handles_per_page: 1,
@@ -75,11 +73,7 @@ impl Placement {
 
     /// `handles_per_page` regions side by side; every page has one handle in each.
     pub(super) fn regions(handle_bytes: Bytes, page_count: u32, handles_per_page: u32) -> Result<Self, GeometryError> {
-        Self {
-            handles_per_page,
-            ..Self::strided(handle_bytes, handle_bytes, page_count)?
-        }
-        .checked()
+        Self { handles_per_page, ..Self::strided(handle_bytes, handle_bytes, page_count)? }.checked()
     }
 
     fn checked(self) -> Result<Self, GeometryError> {
@@ -96,14 +90,9 @@ impl Placement {
             .handle_stride
             .checked_mul(u64::from(self.handles_per_page))
             .map(Bytes)
-            .ok_or(GeometryError::Overflow {
-                what: "the reservation",
-            })?;
+            .ok_or(GeometryError::Overflow { what: "the reservation" })?;
         if needed > ADDRESS_SPACE_LIMIT {
-            return Err(GeometryError::AddressSpace {
-                needed,
-                limit: ADDRESS_SPACE_LIMIT,
-            });
+            return Err(GeometryError::AddressSpace { needed, limit: ADDRESS_SPACE_LIMIT });
         }
         Ok(self)
     }
@@ -149,24 +138,15 @@ impl Placement {
             "page {page} handle {handle} is outside {self:?}"
         );
         let offset = u64::from(page.0) * self.page_stride + u64::from(handle) * self.handle_stride;
-        Extent {
-            offset: ByteOffset(offset),
-            bytes: Bytes(self.handle_bytes),
-        }
+        Extent { offset: ByteOffset(offset), bytes: Bytes(self.handle_bytes) }
     }
 
     /// Which handle holds the byte at `offset`; `None` for the gaps between pages and past the end.
     pub fn locate(&self, offset: ByteOffset) -> Option<Place> {
-        let handle = u32::try_from(offset.0 / self.handle_stride)
-            .ok()
-            .filter(|&h| h < self.handles_per_page)?;
+        let handle = u32::try_from(offset.0 / self.handle_stride).ok().filter(|&h| h < self.handles_per_page)?;
         let in_region = offset.0 % self.handle_stride;
         let page = u32::try_from(in_region / self.page_stride).ok()?;
         let within = in_region % self.page_stride;
-        (within < self.handle_bytes).then_some(Place {
-            page: PageId(page),
-            handle,
-            within,
-        })
+        (within < self.handle_bytes).then_some(Place { page: PageId(page), handle, within })
     }
 }

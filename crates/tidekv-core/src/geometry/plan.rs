@@ -12,15 +12,10 @@ const SLOT_LIMIT: u64 = 1 << 31;
 pub(super) fn plan(config: &GeometryConfig) -> Result<Geometry, GeometryError> {
     config.shape.check()?;
     if !config.granularity.0.is_power_of_two() || config.granularity.0 < 256 {
-        return Err(GeometryError::BadGranularity {
-            granularity: config.granularity,
-        });
+        return Err(GeometryError::BadGranularity { granularity: config.granularity });
     }
     if config.chunk == ChunkChoice::Bytes(Bytes::ZERO) {
-        return Err(GeometryError::ChunkNotGranular {
-            chunk: Bytes::ZERO,
-            granularity: config.granularity,
-        });
+        return Err(GeometryError::ChunkNotGranular { chunk: Bytes::ZERO, granularity: config.granularity });
     }
     let geometry = match config.layout {
         Layout::Slab => slab(config),
@@ -37,20 +32,15 @@ fn slab(config: &GeometryConfig) -> Result<Geometry, GeometryError> {
     let granularity = config.granularity.0;
     let page = match config.chunk {
         ChunkChoice::Auto => SlabPage::choose(block, buffers, granularity)?,
-        ChunkChoice::Bytes(chunk) => SlabPage::with_blocks(
-            at_least_one(chunk.0 / block, block, chunk)?,
-            block,
-            buffers,
-            granularity,
-        )?,
+        ChunkChoice::Bytes(chunk) => {
+            SlabPage::with_blocks(at_least_one(chunk.0 / block, block, chunk)?, block, buffers, granularity)?
+        }
     };
     // Pages lie a multiple of both apart: of the granularity for the driver, of the block for whole ids.
     let page_pitch = (granularity / gcd(granularity, block))
         .checked_mul(block)
         .and_then(|lcm| page.page_bytes.checked_next_multiple_of(lcm))
-        .ok_or(GeometryError::Overflow {
-            what: "the distance between pages",
-        })?;
+        .ok_or(GeometryError::Overflow { what: "the distance between pages" })?;
     let page_count = page_count(config.capacity, Bytes(page.page_bytes))?;
     Ok(Geometry {
         shape: config.shape,
@@ -72,9 +62,7 @@ fn per_layer(config: &GeometryConfig) -> Result<Geometry, GeometryError> {
     let blocks = at_least_one(whole_blocks_per_span(chunk.0, block), block, chunk)?;
     let page_bytes = mul(chunk.0, buffers, "the size of a page")?;
     let page_count = page_count(config.capacity, Bytes(page_bytes))?;
-    let handles = u32::try_from(buffers).map_err(|_| GeometryError::Overflow {
-        what: "the handles per page",
-    })?;
+    let handles = u32::try_from(buffers).map_err(|_| GeometryError::Overflow { what: "the handles per page" })?;
     Ok(Geometry {
         shape: config.shape,
         layout: Layout::PerLayer,
@@ -90,14 +78,8 @@ fn per_layer(config: &GeometryConfig) -> Result<Geometry, GeometryError> {
 fn interleaved(config: &GeometryConfig) -> Result<Geometry, GeometryError> {
     let buffers = buffer_count(config);
     let key = config.shape.block_bytes(Buffer::Key)?.0;
-    let value = if config.shape.buffers_per_layer() == 2 {
-        config.shape.block_bytes(Buffer::Value)?.0
-    } else {
-        0
-    };
-    let per_layer = key.checked_add(value).ok_or(GeometryError::Overflow {
-        what: "a layer's block",
-    })?;
+    let value = if config.shape.buffers_per_layer() == 2 { config.shape.block_bytes(Buffer::Value)?.0 } else { 0 };
+    let per_layer = key.checked_add(value).ok_or(GeometryError::Overflow { what: "a layer's block" })?;
     let row = mul(per_layer, u64::from(config.shape.layers), "a row of all layers")?;
     let chunk = compatible_chunk(config, row.div_ceil(buffers))?;
     let page_bytes = mul(chunk.0, buffers, "the size of a page")?;
@@ -127,11 +109,7 @@ fn compatible_chunk(config: &GeometryConfig, block: u64) -> Result<Bytes, Geomet
             }
             // Two strides hold a whole block wherever the first one starts.
             let two = mul(block, 2, "the size of a block")?;
-            two.checked_next_multiple_of(unit)
-                .map(Bytes)
-                .ok_or(GeometryError::Overflow {
-                    what: "the size of a page",
-                })
+            two.checked_next_multiple_of(unit).map(Bytes).ok_or(GeometryError::Overflow { what: "the size of a page" })
         }
     }
 }
@@ -155,25 +133,18 @@ fn page_count(capacity: Capacity, page_bytes: Bytes) -> Result<u32, GeometryErro
         Capacity::Budget(budget) => match u32::try_from(budget.0 / page_bytes.0) {
             Ok(0) => Err(GeometryError::BudgetBelowOnePage { budget, page_bytes }),
             Ok(pages) => Ok(pages),
-            Err(_) => Err(GeometryError::Overflow {
-                what: "the number of pages",
-            }),
+            Err(_) => Err(GeometryError::Overflow { what: "the number of pages" }),
         },
     }
 }
 
 fn blocks_per_page(blocks: u64) -> Result<u32, GeometryError> {
-    u32::try_from(blocks).map_err(|_| GeometryError::Overflow {
-        what: "the number of blocks in a page",
-    })
+    u32::try_from(blocks).map_err(|_| GeometryError::Overflow { what: "the number of blocks in a page" })
 }
 
 fn at_least_one(blocks: u64, block: u64, chunk: Bytes) -> Result<u64, GeometryError> {
     match blocks {
-        0 => Err(GeometryError::BlockLargerThanChunk {
-            block: Bytes(block),
-            chunk,
-        }),
+        0 => Err(GeometryError::BlockLargerThanChunk { block: Bytes(block), chunk }),
         blocks => Ok(blocks),
     }
 }
@@ -188,18 +159,13 @@ fn check_granular(chunk: Bytes, handle: Bytes, granularity: Bytes) -> Result<(),
 /// Refuses geometries whose ids a kernel could not use. Runs before anything else computes an id.
 fn check_ids(geometry: &Geometry) -> Result<(), GeometryError> {
     let last_page = u64::from(geometry.page_count() - 1);
-    let overflow = || GeometryError::Overflow {
-        what: "the number of ids",
-    };
+    let overflow = || GeometryError::Overflow { what: "the number of ids" };
     let id_count = last_page
         .checked_mul(geometry.id_span)
         .map(|bytes| bytes.div_ceil(geometry.id_stride) + u64::from(geometry.blocks_per_page))
         .ok_or_else(overflow)?;
     let block_tokens = geometry.shape.block_tokens;
-    if id_count
-        .checked_mul(u64::from(block_tokens))
-        .is_none_or(|slots| slots > SLOT_LIMIT)
-    {
+    if id_count.checked_mul(u64::from(block_tokens)).is_none_or(|slots| slots > SLOT_LIMIT) {
         return Err(GeometryError::TooManyIds { id_count, block_tokens });
     }
     Ok(())

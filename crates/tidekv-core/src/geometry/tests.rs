@@ -10,13 +10,7 @@ use crate::units::GroupId;
 const CUDA_GRANULARITY: Bytes = Bytes::mib(2);
 
 fn config(shape: KvShape, layout: Layout, chunk: ChunkChoice, capacity: Capacity) -> GeometryConfig {
-    GeometryConfig {
-        shape,
-        layout,
-        granularity: CUDA_GRANULARITY,
-        chunk,
-        capacity,
-    }
+    GeometryConfig { shape, layout, granularity: CUDA_GRANULARITY, chunk, capacity }
 }
 
 /// 32 layers, 8 KV heads of 128, bf16, 16 tokens: 32 KiB per block and buffer.
@@ -31,9 +25,7 @@ fn build(shape: KvShape, layout: Layout, chunk: ChunkChoice, pages: u32) -> Geom
 /// Every promise, for the blocks of the first two and the last page (or all of them when there are few).
 fn assert_promises(g: &Geometry) {
     let m = g.blocks_per_page();
-    let pages: Vec<u32> = (0..g.page_count())
-        .filter(|&p| p < 2 || p + 1 == g.page_count())
-        .collect();
+    let pages: Vec<u32> = (0..g.page_count()).filter(|&p| p < 2 || p + 1 == g.page_count()).collect();
     let places: Vec<u32> = (0..m).filter(|&i| i < 3 || i + 2 >= m).collect();
     // start -> end of everything seen; no two may overlap.
     let mut taken: BTreeMap<u64, u64> = BTreeMap::new();
@@ -49,26 +41,12 @@ fn assert_promises(g: &Geometry) {
                     let start = g.byte_offset(block, layer, buffer).unwrap();
                     let bytes = g.shape().block_bytes(buffer).unwrap().0;
                     let view = g.layer_view(layer, buffer).unwrap();
-                    assert_eq!(
-                        start.0,
-                        view.offset.0 + u64::from(id.0) * view.id_stride.0,
-                        "uniform stride"
-                    );
+                    assert_eq!(start.0, view.offset.0 + u64::from(id.0) * view.id_stride.0, "uniform stride");
                     let first = g.placement().locate(start).expect("first byte lies in a page");
-                    let last = g
-                        .placement()
-                        .locate(ByteOffset(start.0 + bytes - 1))
-                        .expect("last byte lies in a page");
-                    assert_eq!(
-                        (first.page, first.handle),
-                        (last.page, last.handle),
-                        "a block lies in one handle"
-                    );
+                    let last = g.placement().locate(ByteOffset(start.0 + bytes - 1)).expect("last byte lies in a page");
+                    assert_eq!((first.page, first.handle), (last.page, last.handle), "a block lies in one handle");
                     assert_eq!(first.page, PageId(page), "inside its own page");
-                    assert!(
-                        taken.insert(start.0, start.0 + bytes).is_none(),
-                        "two blocks start at {start:?}"
-                    );
+                    assert!(taken.insert(start.0, start.0 + bytes).is_none(), "two blocks start at {start:?}");
                 }
             }
         }
@@ -87,18 +65,10 @@ fn seed_vector_354_pages_in_every_layout() {
     for layout in Layout::ALL {
         let budget = Capacity::Budget(Bytes::mib(45_312));
         let g = Geometry::new(&config(llama_8b(), layout, ChunkChoice::Bytes(Bytes::mib(2)), budget)).unwrap();
-        assert_eq!(
-            (g.page_count(), g.page_bytes()),
-            (354, Bytes::mib(128)),
-            "{}",
-            layout.name()
-        );
+        assert_eq!((g.page_count(), g.page_bytes()), (354, Bytes::mib(128)), "{}", layout.name());
         assert_eq!(g.check_page(PageId(353)), Ok(()));
         let refused = g.check_page(PageId(354)).unwrap_err();
-        assert_eq!(
-            refused.to_string(),
-            "page 354 is outside this reservation: valid page ids are 0..=353"
-        );
+        assert_eq!(refused.to_string(), "page 354 is outside this reservation: valid page ids are 0..=353");
         assert_promises(&g);
     }
 }
@@ -111,37 +81,19 @@ fn page_size_mb_is_the_chunk() {
     assert_eq!(ChunkChoice::from_page_size_mb(None), Ok(ChunkChoice::Auto));
     assert_eq!(ChunkChoice::from_page_size_mb(Some(" ")), Ok(ChunkChoice::Auto));
     for bad in ["0", "-2", "2.5", "two", "99999999999999999999"] {
-        assert!(
-            matches!(
-                ChunkChoice::from_page_size_mb(Some(bad)),
-                Err(GeometryError::BadPageSizeMb { .. })
-            ),
-            "{bad}"
-        );
+        assert!(matches!(ChunkChoice::from_page_size_mb(Some(bad)), Err(GeometryError::BadPageSizeMb { .. })), "{bad}");
     }
 }
 
 #[test]
 fn automatic_pages_are_16_to_32_mib_without_slack() {
-    let auto = |layers| {
-        build(
-            KvShape::heads(layers, 8, 128, 2, 16),
-            Layout::Slab,
-            ChunkChoice::Auto,
-            4,
-        )
-    };
-    assert_eq!((auto(32).page_bytes(), auto(32).blocks_per_page()), (Bytes::mib(16), 8));
+    let auto = |layers| build(KvShape::heads(layers, 8, 128, 2, 16), Layout::Slab, ChunkChoice::Auto, 4);
+    assert_eq!((auto(32).page_bytes(), auto(32).blocks_per_page()), (Bytes::mib(20), 10));
     assert_eq!((auto(36).page_bytes(), auto(36).blocks_per_page()), (Bytes::mib(18), 8));
+    assert_eq!((auto(80).page_bytes(), auto(80).blocks_per_page()), (Bytes::mib(20), 4));
     // Two layers: chunks stop at 2 MiB. 1,000 layers: one block passes the window.
-    assert_eq!(
-        (auto(2).page_bytes(), auto(2).chunk_bytes()),
-        (Bytes::mib(8), Bytes::mib(2))
-    );
-    assert_eq!(
-        (auto(1000).blocks_per_page(), auto(1000).chunk_bytes()),
-        (1, Bytes::kib(32))
-    );
+    assert_eq!((auto(2).page_bytes(), auto(2).chunk_bytes()), (Bytes::mib(8), Bytes::mib(2)));
+    assert_eq!((auto(1000).blocks_per_page(), auto(1000).chunk_bytes()), (1, Bytes::kib(32)));
 }
 
 #[test]
@@ -150,19 +102,9 @@ fn slab_of_mla_steps_over_pages_in_whole_ids() {
     let g = build(KvShape::latent(61, 576, 2, 64), Layout::Slab, ChunkChoice::Auto, 5);
     assert_promises(&g);
     assert!(g.page_bytes() >= Bytes::mib(16) && g.page_bytes() <= Bytes::mib(32));
-    let (first, second) = (
-        g.kernel_id(BlockIndex(0)).unwrap(),
-        g.kernel_id(BlockIndex(g.blocks_per_page())).unwrap(),
-    );
-    assert_eq!(
-        u64::from(second.0 - first.0) * 73_728 % Bytes::mib(2).0,
-        0,
-        "a page starts on both grids"
-    );
-    assert!(matches!(
-        g.layer_view(LayerIndex(0), Buffer::Value),
-        Err(GeometryError::NoValueBuffer)
-    ));
+    let (first, second) = (g.kernel_id(BlockIndex(0)).unwrap(), g.kernel_id(BlockIndex(g.blocks_per_page())).unwrap());
+    assert_eq!(u64::from(second.0 - first.0) * 73_728 % Bytes::mib(2).0, 0, "a page starts on both grids");
+    assert!(matches!(g.layer_view(LayerIndex(0), Buffer::Value), Err(GeometryError::NoValueBuffer)));
 }
 
 #[test]
@@ -179,26 +121,15 @@ fn dense_layouts_hand_out_dense_ids() {
 #[test]
 fn ids_between_blocks_belong_to_nobody() {
     let g = build(llama_8b(), Layout::Slab, ChunkChoice::Auto, 2);
-    let owned = (0..g.id_count() + 10)
-        .filter(|&id| g.block_of(KernelId(id)).is_some())
-        .count();
+    let owned = (0..g.id_count() + 10).filter(|&id| g.block_of(KernelId(id)).is_some()).count();
     assert_eq!(owned, g.block_count() as usize);
     assert_eq!(g.block_of(KernelId(u32::MAX)), None);
 }
 
 #[test]
 fn unequal_k_and_v_share_ids() {
-    let attention = Attention::Heads {
-        kv_heads: 4,
-        key_size: 192,
-        value_size: 128,
-    };
-    let shape = KvShape {
-        layers: 5,
-        attention,
-        element_bytes: 2,
-        block_tokens: 16,
-    };
+    let attention = Attention::Heads { kv_heads: 4, key_size: 192, value_size: 128 };
+    let shape = KvShape { layers: 5, attention, element_bytes: 2, block_tokens: 16 };
     for layout in Layout::ALL {
         let g = build(shape, layout, ChunkChoice::Auto, 3);
         assert_promises(&g);
@@ -209,23 +140,12 @@ fn unequal_k_and_v_share_ids() {
 
 #[test]
 fn groups_have_geometries_of_their_own() {
-    let full = config(
-        llama_8b(),
-        Layout::Slab,
-        ChunkChoice::Auto,
-        Capacity::Budget(Bytes::gib(4)),
-    );
-    let window = GeometryConfig {
-        shape: KvShape::heads(6, 4, 256, 2, 32),
-        ..full
-    };
+    let full = config(llama_8b(), Layout::Slab, ChunkChoice::Auto, Capacity::Budget(Bytes::gib(4)));
+    let window = GeometryConfig { shape: KvShape::heads(6, 4, 256, 2, 32), ..full };
     let model = ModelGeometry::new(&[(GroupId(0), full), (GroupId(1000), window)]).unwrap();
     assert_eq!(model.iter().count(), 2);
     assert_promises(model.group(GroupId(1000)).unwrap());
-    assert!(matches!(
-        model.group(GroupId(1)),
-        Err(GeometryError::UnknownGroup { .. })
-    ));
+    assert!(matches!(model.group(GroupId(1)), Err(GeometryError::UnknownGroup { .. })));
     assert_eq!(ModelGeometry::new(&[]), Err(GeometryError::NoGroups));
     let twice = ModelGeometry::new(&[(GroupId(3), full), (GroupId(3), window)]);
     assert_eq!(twice, Err(GeometryError::DuplicateGroup { group: GroupId(3) }));
@@ -234,74 +154,24 @@ fn groups_have_geometries_of_their_own() {
 #[test]
 fn bad_input_is_refused_in_one_sentence() {
     let ask = |shape, layout, chunk, capacity| {
-        Geometry::new(&config(shape, layout, chunk, capacity))
-            .unwrap_err()
-            .to_string()
+        Geometry::new(&config(shape, layout, chunk, capacity)).unwrap_err().to_string()
     };
     let two_mib = ChunkChoice::Bytes(Bytes::mib(2));
     let pages = Capacity::Pages(10);
     let shape = llama_8b();
     for (message, part) in [
+        (ask(KvShape { layers: 0, ..shape }, Layout::Slab, two_mib, pages), "number of layers is 0"),
+        (ask(KvShape { block_tokens: 0, ..shape }, Layout::Slab, two_mib, pages), "block size is 0"),
+        (ask(KvShape::heads(1, 0, 128, 2, 16), Layout::Slab, two_mib, pages), "KV heads is 0"),
+        (ask(shape, Layout::PerLayer, ChunkChoice::Bytes(Bytes::mib(3)), pages), "multiple of 2 MiB"),
+        (ask(shape, Layout::Slab, ChunkChoice::Bytes(Bytes(0)), pages), "multiple of 2 MiB"),
+        (ask(shape, Layout::Slab, ChunkChoice::Bytes(Bytes::kib(16)), pages), "does not fit into 16 KiB"),
+        (ask(shape, Layout::Interleaved, two_mib, Capacity::Budget(Bytes::mib(100))), "below one page of 128 MiB"),
+        (ask(shape, Layout::Slab, two_mib, Capacity::Pages(0)), "number of pages is 0"),
+        (ask(shape, Layout::Slab, two_mib, Capacity::Pages(u32::MAX)), "address space"),
+        (ask(KvShape::heads(u32::MAX, u32::MAX, u32::MAX, 2, 16), Layout::Slab, two_mib, pages), "past 64 bits"),
         (
-            ask(KvShape { layers: 0, ..shape }, Layout::Slab, two_mib, pages),
-            "number of layers is 0",
-        ),
-        (
-            ask(
-                KvShape {
-                    block_tokens: 0,
-                    ..shape
-                },
-                Layout::Slab,
-                two_mib,
-                pages,
-            ),
-            "block size is 0",
-        ),
-        (
-            ask(KvShape::heads(1, 0, 128, 2, 16), Layout::Slab, two_mib, pages),
-            "KV heads is 0",
-        ),
-        (
-            ask(shape, Layout::PerLayer, ChunkChoice::Bytes(Bytes::mib(3)), pages),
-            "multiple of 2 MiB",
-        ),
-        (
-            ask(shape, Layout::Slab, ChunkChoice::Bytes(Bytes(0)), pages),
-            "multiple of 2 MiB",
-        ),
-        (
-            ask(shape, Layout::Slab, ChunkChoice::Bytes(Bytes::kib(16)), pages),
-            "does not fit into 16 KiB",
-        ),
-        (
-            ask(shape, Layout::Interleaved, two_mib, Capacity::Budget(Bytes::mib(100))),
-            "below one page of 128 MiB",
-        ),
-        (
-            ask(shape, Layout::Slab, two_mib, Capacity::Pages(0)),
-            "number of pages is 0",
-        ),
-        (
-            ask(shape, Layout::Slab, two_mib, Capacity::Pages(u32::MAX)),
-            "address space",
-        ),
-        (
-            ask(
-                KvShape::heads(u32::MAX, u32::MAX, u32::MAX, 2, 16),
-                Layout::Slab,
-                two_mib,
-                pages,
-            ),
-            "past 64 bits",
-        ),
-        (
-            ask(
-                KvShape::heads(1, 1, 1, 1, 128),
-                Layout::PerLayer,
-                two_mib,
-                Capacity::Budget(Bytes::gib(512)),
-            ),
+            ask(KvShape::heads(1, 1, 1, 1, 128), Layout::PerLayer, two_mib, Capacity::Budget(Bytes::gib(512))),
             "pass 2^31 slots",
         ),
     ] {

@@ -47,10 +47,7 @@ pub(super) struct PageFence {
 }
 
 impl PageFence {
-    pub(super) const NONE: Self = Self {
-        step: Step(0),
-        sync_round: 0,
-    };
+    pub(super) const NONE: Self = Self { step: Step(0), sync_round: 0 };
 }
 
 /// The clock of device synchronises, by which [`Fence::Unknown`] is measured.

@@ -56,14 +56,8 @@ pub enum PageEvent {
 
 impl PageState {
     /// Every state, in the order of a page's life.
-    pub const ALL: [Self; 6] = [
-        Self::Reserved,
-        Self::Mapping,
-        Self::Idle,
-        Self::InUse,
-        Self::Draining,
-        Self::Unmapping,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::Reserved, Self::Mapping, Self::Idle, Self::InUse, Self::Draining, Self::Unmapping];
 
     /// The state after `event`: the table above, row by row.
     ///
@@ -114,16 +108,7 @@ mod tests {
     use super::PageState::{Draining, Idle, InUse, Mapping, Reserved, Unmapping};
     use super::*;
 
-    const EVENTS: [PageEvent; 8] = [
-        Claimed,
-        Mapped,
-        Refused,
-        Leased,
-        Returned,
-        Retired,
-        FencePassed,
-        Unmapped,
-    ];
+    const EVENTS: [PageEvent; 8] = [Claimed, Mapped, Refused, Leased, Returned, Retired, FencePassed, Unmapped];
     const TABLE: [(PageState, PageEvent, PageState); 8] = [
         (Reserved, Claimed, Mapping),
         (Mapping, Mapped, Idle),
@@ -140,10 +125,7 @@ mod tests {
         for from in PageState::ALL {
             for event in EVENTS {
                 let row = TABLE.iter().find(|row| (row.0, row.1) == (from, event));
-                assert_eq!(
-                    from.next(event),
-                    row.map(|row| row.2).ok_or(IllegalTransition { from, event })
-                );
+                assert_eq!(from.next(event), row.map(|row| row.2).ok_or(IllegalTransition { from, event }));
             }
         }
     }

@@ -92,10 +92,7 @@ impl PageTable {
     ///
     /// Above 2^31 - 1 pages, which no kernel id could name.
     pub fn new(page_count: u32) -> Self {
-        assert!(
-            i32::try_from(page_count).is_ok(),
-            "{page_count} pages: kernel ids end at 2^31"
-        );
+        assert!(i32::try_from(page_count).is_ok(), "{page_count} pages: kernel ids end at 2^31");
         let mut pages_in_state = [0; PageState::ALL.len()];
         pages_in_state[PageState::Reserved as usize] = page_count;
         Self {
@@ -191,17 +188,12 @@ impl PageTable {
     }
 
     fn claim_next(&mut self) -> PageClaim {
-        let page = self
-            .next_claimed()
-            .expect("fewer pages are held than the table has, so one is reserved");
+        let page = self.next_claimed().expect("fewer pages are held than the table has, so one is reserved");
         self.never_claimed = self.never_claimed.max(page.0 + 1);
         self.apply(page, PageEvent::Claimed).expect("the page is reserved");
         let record = &mut self.records[page.index()];
         record.generation = record.generation.wrapping_add(1);
-        PageClaim {
-            page,
-            generation: record.generation,
-        }
+        PageClaim { page, generation: record.generation }
     }
 
     /// The driver mapped these pages: they are idle now.
@@ -235,8 +227,7 @@ impl PageTable {
     /// Takes the warmest idle page into use.
     pub fn lease_idle(&mut self) -> Option<PageId> {
         let page = self.links.front(IDLE)?;
-        self.apply(page, PageEvent::Leased)
-            .expect("pages of the idle list are idle");
+        self.apply(page, PageEvent::Leased).expect("pages of the idle list are idle");
         Some(page)
     }
 
@@ -267,12 +258,8 @@ impl PageTable {
     pub fn retire(&mut self, wanted: u32) -> u32 {
         let retired = wanted.min(self.count(PageState::Idle));
         for _ in 0..retired {
-            let page = self
-                .links
-                .back(IDLE)
-                .expect("as many pages are in the list as are idle");
-            self.apply(page, PageEvent::Retired)
-                .expect("pages of the idle list are idle");
+            let page = self.links.back(IDLE).expect("as many pages are in the list as are idle");
+            self.apply(page, PageEvent::Retired).expect("pages of the idle list are idle");
         }
         retired
     }
@@ -281,11 +268,7 @@ impl PageTable {
     ///
     /// `completed` is the last step that is over, `Step(0)` before the first.
     pub fn begin_unmap(&mut self, completed: Step, max_pages: u32) -> UnmapPlan {
-        let mut plan = UnmapPlan {
-            pages: Vec::new(),
-            synchronise: None,
-            next_step: None,
-        };
+        let mut plan = UnmapPlan { pages: Vec::new(), synchronise: None, next_step: None };
         let mut needs_synchronise = false;
         for page in self.links.iter(DRAINING) {
             if plan.pages.len() == max_pages as usize {
@@ -293,17 +276,13 @@ impl PageTable {
             }
             let record = &self.records[page.index()];
             match self.clock.wait_of(record.fence, completed) {
-                Wait::Over => plan.pages.push(PageClaim {
-                    page,
-                    generation: record.generation,
-                }),
+                Wait::Over => plan.pages.push(PageClaim { page, generation: record.generation }),
                 Wait::ForStep(step) => plan.next_step = Some(plan.next_step.map_or(step, |next| next.min(step))),
                 Wait::ForSynchronise => needs_synchronise = true,
             }
         }
         for claim in &plan.pages {
-            self.apply(claim.page, PageEvent::FencePassed)
-                .expect("pages of the draining list are draining");
+            self.apply(claim.page, PageEvent::FencePassed).expect("pages of the draining list are draining");
         }
         plan.synchronise = needs_synchronise.then(|| self.clock.begin_synchronise());
         plan
@@ -343,10 +322,7 @@ impl PageTable {
     /// Takes every page whose unmap failed, to be unmapped by the caller.
     #[must_use = "report each page as `unmapped` or `unmap_failed`"]
     pub fn retry_unmap(&mut self) -> Vec<PageClaim> {
-        let claim_of = |page: PageId| PageClaim {
-            page,
-            generation: self.records[page.index()].generation,
-        };
+        let claim_of = |page: PageId| PageClaim { page, generation: self.records[page.index()].generation };
         let claims: Vec<_> = self.links.iter(UNMAP_FAILED).map(claim_of).collect();
         for claim in &claims {
             self.links.remove(claim.page);
@@ -360,11 +336,7 @@ impl PageTable {
         if record.generation == claim.generation && record.state == expected {
             return Ok(());
         }
-        Err(StaleClaim {
-            claim,
-            current_generation: record.generation,
-            state: record.state,
-        })
+        Err(StaleClaim { claim, current_generation: record.generation, state: record.state })
     }
 
     fn report<'a>(
@@ -417,20 +389,10 @@ impl PageTable {
         for (page, record) in (0..).map(PageId).zip(&self.records) {
             counted[record.state as usize] += 1;
             let was_claimed = page.0 < self.never_claimed;
-            assert!(
-                was_claimed || record.state == PageState::Reserved,
-                "page {page} was used before it was claimed"
-            );
-            assert!(
-                was_claimed || record.generation == 0,
-                "page {page} has a generation before its first claim"
-            );
+            assert!(was_claimed || record.state == PageState::Reserved, "page {page} was used before it was claimed");
+            assert!(was_claimed || record.generation == 0, "page {page} has a generation before its first claim");
             if matches!(record.state, PageState::Reserved | PageState::Mapping) {
-                assert_eq!(
-                    record.fence,
-                    PageFence::NONE,
-                    "page {page} kept a fence across its unmap"
-                );
+                assert_eq!(record.fence, PageFence::NONE, "page {page} kept a fence across its unmap");
             }
         }
         assert_eq!(counted, self.pages_in_state, "pages per state");
@@ -440,21 +402,13 @@ impl PageTable {
         let never_claimed = self.page_count() - self.never_claimed;
         self.check_list(IDLE, PageState::Idle, self.count(PageState::Idle));
         self.check_list(DRAINING, PageState::Draining, self.count(PageState::Draining));
-        self.check_list(
-            RETURNED,
-            PageState::Reserved,
-            self.count(PageState::Reserved) - never_claimed,
-        );
+        self.check_list(RETURNED, PageState::Reserved, self.count(PageState::Reserved) - never_claimed);
         self.check_list(UNMAP_FAILED, PageState::Unmapping, self.unmap_failed);
     }
 
     /// A page is in at most one list and a list holds pages of one state, so equal lengths mean equal sets.
     fn check_list(&self, list: ListId, state: PageState, expected: u32) {
-        assert_eq!(
-            self.links.iter(list).count(),
-            expected as usize,
-            "length of the list of {state} pages"
-        );
+        assert_eq!(self.links.iter(list).count(), expected as usize, "length of the list of {state} pages");
         for page in self.links.iter(list) {
             assert_eq!(self.state(page), state, "page {page} is in the wrong list");
         }

@@ -58,15 +58,7 @@ fn a_claim_is_all_or_nothing() {
     table.set_limit(3);
     let _held = table.claim(2).unwrap();
     let error = table.claim(2).unwrap_err();
-    assert_eq!(
-        error,
-        ClaimError {
-            wanted: 2,
-            reserved_free: 2,
-            limit: 3,
-            held: 2
-        }
-    );
+    assert_eq!(error, ClaimError { wanted: 2, reserved_free: 2, limit: 3, held: 2 });
     assert!(error.is_transient());
     assert!(!table.claim(5).unwrap_err().is_transient());
     assert_eq!(table.held(), 2);
@@ -104,11 +96,7 @@ fn a_late_report_of_an_aborted_claim_is_stale() {
     let new = table.claim(1).unwrap();
     assert_eq!(old[0].page, new[0].page);
 
-    let stale = StaleClaim {
-        claim: old[0],
-        current_generation: 2,
-        state: PageState::Mapping,
-    };
+    let stale = StaleClaim { claim: old[0], current_generation: 2, state: PageState::Mapping };
     assert_eq!(table.mapped(&old), Err(stale));
     assert_eq!(table.refused(&old), Err(stale));
     assert_eq!(table.mapped(&new), Ok(()));
@@ -156,13 +144,7 @@ fn the_warmest_page_is_leased_and_the_coldest_retired() {
 fn a_page_in_use_is_neither_leased_nor_returned_twice() {
     let mut table = idle_table(1);
     table.lease(PageId(0)).unwrap();
-    assert_eq!(
-        table.lease(PageId(0)),
-        Err(IllegalTransition {
-            from: PageState::InUse,
-            event: PageEvent::Leased
-        })
-    );
+    assert_eq!(table.lease(PageId(0)), Err(IllegalTransition { from: PageState::InUse, event: PageEvent::Leased }));
     table.returned(PageId(0)).unwrap();
     assert!(table.returned(PageId(0)).is_err());
     table.check_invariants();
@@ -213,11 +195,7 @@ fn a_page_freed_while_the_device_synchronises_waits_for_the_next_time() {
     table.synchronised(running);
 
     let plan = table.begin_unmap(Step(0), u32::MAX);
-    assert_eq!(
-        ids(&plan.pages),
-        [1],
-        "only the page freed before the synchronise began"
-    );
+    assert_eq!(ids(&plan.pages), [1], "only the page freed before the synchronise began");
     assert!(plan.synchronise.is_some());
 }
 
@@ -246,9 +224,7 @@ fn a_failed_unmap_keeps_the_page_out_of_reach_until_a_retry_succeeds() {
     let mut table = idle_table(2);
     table.retire(2);
     let plan = table.begin_unmap(Step(0), u32::MAX);
-    let [stuck, gone] = plan.pages[..] else {
-        panic!("two pages were retired")
-    };
+    let [stuck, gone] = plan.pages[..] else { panic!("two pages were retired") };
     table.unmap_failed(stuck).unwrap();
     table.unmap_failed(stuck).unwrap();
     table.unmapped(&[gone]).unwrap();

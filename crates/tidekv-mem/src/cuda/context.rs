@@ -32,12 +32,7 @@ impl Context {
         let mut raw = ptr::null_mut();
         // SAFETY: a place to write to, and a device that the driver named.
         unsafe { call!(driver, context_retain(&raw mut raw, device)) }?;
-        Ok(Self {
-            driver,
-            device,
-            raw,
-            birth: Birth::here(),
-        })
+        Ok(Self { driver, device, raw, birth: Birth::here() })
     }
 
     /// Makes the context current on this thread until the guard is dropped.
@@ -53,11 +48,7 @@ impl Context {
             // SAFETY: the context is retained as long as `self` lives.
             unsafe { call!(self.driver, context_push(self.raw)) }?;
         }
-        Ok(Entered {
-            driver: self.driver,
-            pushed,
-            this_thread: PhantomData,
-        })
+        Ok(Entered { driver: self.driver, pushed, this_thread: PhantomData })
     }
 }
 

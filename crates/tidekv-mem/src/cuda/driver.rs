@@ -124,18 +124,10 @@ impl Driver {
     pub(super) fn check(&self, function: &'static str, code: Code, wanted: Bytes) -> Result<(), MemError> {
         match code {
             SUCCESS => Ok(()),
-            ERROR_OUT_OF_MEMORY => Err(MemError::OutOfMemory {
-                wanted,
-                free: self.free(),
-            }),
+            ERROR_OUT_OF_MEMORY => Err(MemError::OutOfMemory { wanted, free: self.free() }),
             code => {
                 let (name, meaning) = self.describe(code);
-                Err(MemError::Driver {
-                    function,
-                    code,
-                    name,
-                    meaning,
-                })
+                Err(MemError::Driver { function, code, name, meaning })
             }
         }
     }
@@ -164,10 +156,7 @@ impl Driver {
 }
 
 pub(super) fn unavailable(reason: String) -> MemError {
-    MemError::Unavailable {
-        backend: "cuda",
-        reason,
-    }
+    MemError::Unavailable { backend: "cuda", reason }
 }
 
 /// Calls a driver function and turns its result into a value.

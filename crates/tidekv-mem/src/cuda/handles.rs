@@ -30,11 +30,7 @@ struct Cache {
 
 impl Handles {
     pub(super) fn new(cache_bound: Bytes) -> Self {
-        Self {
-            held: AtomicU64::new(0),
-            cache_bound: cache_bound.0,
-            cache: Mutex::default(),
-        }
+        Self { held: AtomicU64::new(0), cache_bound: cache_bound.0, cache: Mutex::default() }
     }
 
     pub(super) fn held(&self) -> Bytes {

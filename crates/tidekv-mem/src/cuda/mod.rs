@@ -105,18 +105,8 @@ impl CudaBackend {
             needs_fence: true,
         };
         let handles = Handles::new(options.handle_cache);
-        let shared = Shared {
-            handles,
-            meter: CallMeter::default(),
-            recipe,
-            options,
-            granularity,
-            context,
-        };
-        Ok(Self {
-            capabilities,
-            shared: Arc::new(shared),
-        })
+        let shared = Shared { handles, meter: CallMeter::default(), recipe, options, granularity, context };
+        Ok(Self { capabilities, shared: Arc::new(shared) })
     }
 }
 
@@ -138,9 +128,7 @@ impl Backend for CudaBackend {
     }
 
     fn trim_cache(&self) -> Result<Bytes, MemError> {
-        self.shared
-            .handles
-            .trim(&self.shared.context.enter()?, &self.shared.meter)
+        self.shared.handles.trim(&self.shared.context.enter()?, &self.shared.meter)
     }
 
     fn synchronise(&self) -> Result<(), MemError> {
@@ -153,20 +141,12 @@ impl Backend for CudaBackend {
 
     fn open_region(&self, placement: &Placement, options: RegionOptions) -> Result<Box<dyn Region>, MemError> {
         self.shared.meter.announce(Call::Reserve)?;
-        Ok(Box::new(region::CudaRegion::new(
-            Arc::clone(&self.shared),
-            placement,
-            options,
-        )?))
+        Ok(Box::new(region::CudaRegion::new(Arc::clone(&self.shared), placement, options)?))
     }
 
     fn raw_pages(&self, page_bytes: Bytes, pages: u32) -> Result<Box<dyn RawPages>, MemError> {
         check_granular(self, page_bytes)?;
-        Ok(Box::new(raw::CudaRaw::new(
-            Arc::clone(&self.shared),
-            page_bytes,
-            pages,
-        )?))
+        Ok(Box::new(raw::CudaRaw::new(Arc::clone(&self.shared), page_bytes, pages)?))
     }
 }
 
@@ -198,9 +178,7 @@ fn check_device(driver: &Driver, device: c_int, options: &CudaOptions) -> Result
         answer.is_ok() && value != 0
     };
     if !has(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED as c_int) {
-        return Err(unavailable(
-            "this GPU has no virtual memory management: use the host back-end".to_owned(),
-        ));
+        return Err(unavailable("this GPU has no virtual memory management: use the host back-end".to_owned()));
     }
     let wishes = [
         (
@@ -213,16 +191,9 @@ fn check_device(driver: &Driver, device: c_int, options: &CudaOptions) -> Result
             Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED as c_int,
             "sharing pages as file descriptors",
         ),
-        (
-            options.memory != CudaMemory::Device,
-            HOST_NUMA_PAGES_SUPPORTED,
-            "pages in host memory",
-        ),
+        (options.memory != CudaMemory::Device, HOST_NUMA_PAGES_SUPPORTED, "pages in host memory"),
     ];
-    match wishes
-        .into_iter()
-        .find(|&(wished, attribute, _)| wished && !has(attribute))
-    {
+    match wishes.into_iter().find(|&(wished, attribute, _)| wished && !has(attribute)) {
         Some((_, _, option)) => Err(MemError::Unsupported { option }),
         None => Ok(()),
     }
@@ -246,13 +217,7 @@ fn driver_version(driver: &Driver) -> String {
     let module = fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     let looks_like_version =
         |word: &&str| word.split('.').count() >= 2 && word.split('.').all(|part| part.parse::<u32>().is_ok());
-    match module
-        .lines()
-        .next()
-        .unwrap_or_default()
-        .split_whitespace()
-        .find(looks_like_version)
-    {
+    match module.lines().next().unwrap_or_default().split_whitespace().find(looks_like_version) {
         Some(module) => format!("{module} ({api})"),
         None => api,
     }

@@ -25,17 +25,8 @@ pub(super) struct CudaRaw {
 impl CudaRaw {
     pub(super) fn new(shared: Arc<Shared>, page_bytes: Bytes, pages: u32) -> Result<Self, MemError> {
         let entered = shared.context.enter()?;
-        let base = entered.reserve(
-            Placement::uniform(page_bytes, pages)?.reservation_bytes(),
-            shared.granularity,
-        )?;
-        Ok(Self {
-            base,
-            page_bytes,
-            pages: vec![(0, false); pages as usize],
-            entered,
-            shared,
-        })
+        let base = entered.reserve(Placement::uniform(page_bytes, pages)?.reservation_bytes(), shared.granularity)?;
+        Ok(Self { base, page_bytes, pages: vec![(0, false); pages as usize], entered, shared })
     }
 
     fn at(&self, page: usize) -> CUdeviceptr {
@@ -56,8 +47,7 @@ impl RawPages for CudaRaw {
     }
 
     fn set_access(&mut self, page: usize) -> Result<(), MemError> {
-        self.entered
-            .set_access(&self.shared.recipe, self.at(page), self.page_bytes)
+        self.entered.set_access(&self.shared.recipe, self.at(page), self.page_bytes)
     }
 
     fn unmap(&mut self, page: usize) -> Result<(), MemError> {
@@ -84,8 +74,6 @@ impl Drop for CudaRaw {
                 let _ = self.release(page);
             }
         }
-        let _ = self
-            .entered
-            .free_addresses(self.base, Bytes(self.page_bytes.0 * self.pages.len() as u64));
+        let _ = self.entered.free_addresses(self.base, Bytes(self.page_bytes.0 * self.pages.len() as u64));
     }
 }

@@ -65,9 +65,7 @@ impl CudaRegion {
     fn fill_with_zeros(&mut self) -> Result<(), MemError> {
         let shared = Arc::clone(&self.shared);
         let entered = shared.context.enter()?;
-        let zeros = shared
-            .handles
-            .take(&entered, &shared.recipe, self.handle_bytes, &shared.meter)?;
+        let zeros = shared.handles.take(&entered, &shared.recipe, self.handle_bytes, &shared.meter)?;
         self.zeros = Some(zeros);
         for page in (0..self.placement.page_count()).map(PageId) {
             for handle in 0..self.placement.handles_per_page() {
@@ -118,13 +116,7 @@ impl Region for CudaRegion {
     }
 
     unsafe fn map(&self, slot: usize, extent: Extent) -> Result<(), MemError> {
-        let Shared {
-            handles,
-            meter,
-            recipe,
-            context,
-            ..
-        } = &*self.shared;
+        let Shared { handles, meter, recipe, context, .. } = &*self.shared;
         let slot = &self.slots[slot];
         let entered = context.enter()?;
         let handle = handles.take(&entered, recipe, extent.bytes, meter)?;
@@ -142,12 +134,7 @@ impl Region for CudaRegion {
     }
 
     unsafe fn unmap(&self, slot: usize, extent: Extent) -> Result<(), MemError> {
-        let Shared {
-            handles,
-            meter,
-            context,
-            ..
-        } = &*self.shared;
+        let Shared { handles, meter, context, .. } = &*self.shared;
         let slot = &self.slots[slot];
         let entered = context.enter()?;
         if slot.behind.load(Relaxed) == PAGE {
@@ -178,14 +165,9 @@ impl Region for CudaRegion {
 
     unsafe fn export(&self, slot: usize) -> Result<OwnedFd, MemError> {
         if !self.shared.options.shareable {
-            return Err(MemError::Unsupported {
-                option: "exporting a page of a back-end opened without `shareable`",
-            });
+            return Err(MemError::Unsupported { option: "exporting a page of a back-end opened without `shareable`" });
         }
-        self.shared
-            .context
-            .enter()?
-            .export(self.slots[slot].handle.load(Relaxed))
+        self.shared.context.enter()?.export(self.slots[slot].handle.load(Relaxed))
     }
 
     fn witness(&self) -> Option<Bytes> {

@@ -56,10 +56,7 @@ impl FakeBackend {
             held: AtomicU64::new(0),
             next_base: AtomicU64::new(1 << 40),
         };
-        Self {
-            capabilities,
-            shared: Arc::new(shared),
-        }
+        Self { capabilities, shared: Arc::new(shared) }
     }
 }
 
@@ -69,10 +66,7 @@ impl Backend for FakeBackend {
     }
 
     fn memory(&self) -> Result<MemoryInfo, MemError> {
-        Ok(MemoryInfo {
-            total: Bytes(self.shared.total),
-            free: Bytes(self.shared.total - self.held().0),
-        })
+        Ok(MemoryInfo { total: Bytes(self.shared.total), free: Bytes(self.shared.total - self.held().0) })
     }
 
     fn held(&self) -> Bytes {
@@ -86,10 +80,7 @@ impl Backend for FakeBackend {
     fn open_region(&self, placement: &Placement, options: RegionOptions) -> Result<Box<dyn Region>, MemError> {
         self.shared.meter.announce(Call::Reserve)?;
         let slots = placement.page_count() as usize * placement.handles_per_page() as usize;
-        let base = self
-            .shared
-            .next_base
-            .fetch_add(placement.reservation_bytes().0, Ordering::Relaxed);
+        let base = self.shared.next_base.fetch_add(placement.reservation_bytes().0, Ordering::Relaxed);
         Ok(Box::new(FakeRegion {
             shared: Arc::clone(&self.shared),
             placement: *placement,
@@ -101,10 +92,7 @@ impl Backend for FakeBackend {
 
     fn raw_pages(&self, page_bytes: Bytes, pages: u32) -> Result<Box<dyn RawPages>, MemError> {
         check_granular(self, page_bytes)?;
-        Ok(Box::new(FakeRaw {
-            page_bytes,
-            pages: (0..pages).map(|_| Slot::default()).collect(),
-        }))
+        Ok(Box::new(FakeRaw { page_bytes, pages: (0..pages).map(|_| Slot::default()).collect() }))
     }
 }
 
@@ -118,10 +106,7 @@ struct Slot {
 
 impl Slot {
     fn create(&mut self, bytes: Bytes) -> Result<(), MemError> {
-        let len = usize::try_from(bytes.0).map_err(|_| MemError::OutOfMemory {
-            wanted: bytes,
-            free: None,
-        })?;
+        let len = usize::try_from(bytes.0).map_err(|_| MemError::OutOfMemory { wanted: bytes, free: None })?;
         // `vec![0; n]` comes zeroed straight from the system: pages that are never touched cost nothing.
         self.memory = Some(vec![0; len].into_boxed_slice());
         Ok(())
@@ -149,16 +134,10 @@ impl FakeRegion {
         offset: ByteOffset,
         len: usize,
     ) -> Result<(MutexGuard<'_, Slot>, std::ops::Range<usize>), MemError> {
-        let not_mapped = || MemError::NotMapped {
-            offset: offset.0,
-            end: offset.0 + len as u64,
-        };
+        let not_mapped = || MemError::NotMapped { offset: offset.0, end: offset.0 + len as u64 };
         let place = self.placement.locate(offset).ok_or_else(not_mapped)?;
         let start = usize::try_from(place.within).map_err(|_| not_mapped())?;
-        Ok((
-            self.slot(self.placement.slot(place.page, place.handle)),
-            start..start + len,
-        ))
+        Ok((self.slot(self.placement.slot(place.page, place.handle)), start..start + len))
     }
 }
 
@@ -170,19 +149,9 @@ impl Region for FakeRegion {
     unsafe fn map(&self, slot: usize, extent: Extent) -> Result<(), MemError> {
         let mut slot = self.slot(slot);
         self.shared.meter.announce(Call::Create)?;
-        let take = |held: u64| {
-            held.checked_add(extent.bytes.0)
-                .filter(|&held| held <= self.shared.total)
-        };
-        if let Err(held) = self
-            .shared
-            .held
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
-        {
-            return Err(MemError::OutOfMemory {
-                wanted: extent.bytes,
-                free: Some(Bytes(self.shared.total - held)),
-            });
+        let take = |held: u64| held.checked_add(extent.bytes.0).filter(|&held| held <= self.shared.total);
+        if let Err(held) = self.shared.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
+            return Err(MemError::OutOfMemory { wanted: extent.bytes, free: Some(Bytes(self.shared.total - held)) });
         }
         if let Err(error) = slot.create(extent.bytes) {
             self.shared.held.fetch_sub(extent.bytes.0, Ordering::Relaxed);
@@ -215,10 +184,7 @@ impl Region for FakeRegion {
             Some(memory) if slot.accessible => into.copy_from_slice(&memory[range]),
             _ if self.options.unmapped_reads == UnmappedReads::Zeros => into.fill(0),
             _ => {
-                return Err(MemError::NotMapped {
-                    offset: offset.0,
-                    end: offset.0 + into.len() as u64,
-                });
+                return Err(MemError::NotMapped { offset: offset.0, end: offset.0 + into.len() as u64 });
             }
         }
         Ok(())
@@ -230,19 +196,14 @@ impl Region for FakeRegion {
         match &mut slot.memory {
             Some(memory) if accessible => memory[range].copy_from_slice(from),
             _ => {
-                return Err(MemError::NotMapped {
-                    offset: offset.0,
-                    end: offset.0 + from.len() as u64,
-                });
+                return Err(MemError::NotMapped { offset: offset.0, end: offset.0 + from.len() as u64 });
             }
         }
         Ok(())
     }
 
     unsafe fn export(&self, _slot: usize) -> Result<OwnedFd, MemError> {
-        Err(MemError::Unsupported {
-            option: "sharing fake memory with other processes",
-        })
+        Err(MemError::Unsupported { option: "sharing fake memory with other processes" })
     }
 
     fn witness(&self) -> Option<Bytes> {

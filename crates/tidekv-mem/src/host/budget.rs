@@ -55,10 +55,7 @@ impl HostBudget {
     pub(super) fn take(&self, wanted: Bytes) -> Result<(), MemError> {
         let add = |held: u64| held.checked_add(wanted.0).filter(|&held| held <= self.limit);
         if let Err(held) = self.held.fetch_update(Relaxed, Relaxed, add) {
-            return Err(MemError::OutOfMemory {
-                wanted,
-                free: Some(Bytes(self.limit.saturating_sub(held))),
-            });
+            return Err(MemError::OutOfMemory { wanted, free: Some(Bytes(self.limit.saturating_sub(held))) });
         }
         self.draw(wanted).inspect_err(|_| self.give(wanted))
     }
@@ -71,21 +68,13 @@ impl HostBudget {
     fn draw(&self, wanted: Bytes) -> Result<(), MemError> {
         let now = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let fresh = now < self.credit_until.load(Relaxed);
-        if fresh
-            && self
-                .credit
-                .fetch_update(Relaxed, Relaxed, |credit| credit.checked_sub(wanted.0))
-                .is_ok()
-        {
+        if fresh && self.credit.fetch_update(Relaxed, Relaxed, |credit| credit.checked_sub(wanted.0)).is_ok() {
             return Ok(());
         }
         let system = system_memory::read()?;
         let usable = system.free.saturating_sub(headroom(system.total));
         if usable < wanted {
-            return Err(MemError::OutOfMemory {
-                wanted,
-                free: Some(usable),
-            });
+            return Err(MemError::OutOfMemory { wanted, free: Some(usable) });
         }
         self.credit.store((usable.0 - wanted.0).min(CREDIT_MAX), Relaxed);
         self.credit_until.store(now.saturating_add(CREDIT_AGE_NS), Relaxed);
@@ -107,16 +96,7 @@ mod tests {
         let budget = HostBudget::new(Some(Bytes(100)));
         budget.take(Bytes(60)).unwrap();
         let refused = budget.take(Bytes(41)).unwrap_err();
-        assert!(
-            matches!(
-                refused,
-                MemError::OutOfMemory {
-                    wanted: Bytes(41),
-                    free: Some(Bytes(40))
-                }
-            ),
-            "{refused}"
-        );
+        assert!(matches!(refused, MemError::OutOfMemory { wanted: Bytes(41), free: Some(Bytes(40)) }), "{refused}");
         budget.take(Bytes(40)).unwrap();
         assert_eq!(budget.held.load(Relaxed), 100);
         budget.give(Bytes(100));

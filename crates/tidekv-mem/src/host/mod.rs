@@ -76,9 +76,7 @@ impl HostBackend {
         let system_page = Bytes(rustix::param::page_size() as u64);
         let huge = options.huge_pages == HugePages::Reserved;
         if huge && system_memory::reserved_huge_pages() == 0 {
-            return Err(MemError::Unsupported {
-                option: "reserved huge pages (vm.nr_hugepages is 0)",
-            });
+            return Err(MemError::Unsupported { option: "reserved huge pages (vm.nr_hugepages is 0)" });
         }
         let capabilities = Capabilities {
             name: "host",
@@ -88,15 +86,8 @@ impl HostBackend {
             host_accessible: true,
             needs_fence: false,
         };
-        let shared = Shared {
-            meter: CallMeter::default(),
-            budget: HostBudget::new(options.budget),
-            options,
-        };
-        Ok(Self {
-            capabilities,
-            shared: Arc::new(shared),
-        })
+        let shared = Shared { meter: CallMeter::default(), budget: HostBudget::new(options.budget), options };
+        Ok(Self { capabilities, shared: Arc::new(shared) })
     }
 }
 
@@ -119,11 +110,7 @@ impl Backend for HostBackend {
 
     fn open_region(&self, placement: &Placement, options: RegionOptions) -> Result<Box<dyn Region>, MemError> {
         self.shared.meter.announce(Call::Reserve)?;
-        Ok(Box::new(region::HostRegion::new(
-            Arc::clone(&self.shared),
-            placement,
-            options,
-        )?))
+        Ok(Box::new(region::HostRegion::new(Arc::clone(&self.shared), placement, options)?))
     }
 
     fn raw_pages(&self, page_bytes: Bytes, pages: u32) -> Result<Box<dyn RawPages>, MemError> {

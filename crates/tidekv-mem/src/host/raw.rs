@@ -27,8 +27,7 @@ impl HostRaw {
     }
 
     fn extent(&self, page: usize) -> Extent {
-        self.placement
-            .extent(PageId(u32::try_from(page).unwrap_or(u32::MAX)), 0)
+        self.placement.extent(PageId(u32::try_from(page).unwrap_or(u32::MAX)), 0)
     }
 }
 

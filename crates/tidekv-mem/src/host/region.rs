@@ -71,13 +71,7 @@ impl Region for HostRegion {
         unsafe { self.space.keep_from_children(extent) }?;
         if options.huge_pages == HugePages::Transparent {
             // SAFETY: as above. A kernel that will not is no error: huge pages are a wish here.
-            let _ = unsafe {
-                madvise(
-                    self.space.at(extent.offset),
-                    as_len(extent.bytes),
-                    Advice::LinuxHugepage,
-                )
-            };
+            let _ = unsafe { madvise(self.space.at(extent.offset), as_len(extent.bytes), Advice::LinuxHugepage) };
         }
         Ok(())
     }
@@ -115,14 +109,11 @@ impl Region for HostRegion {
 
     unsafe fn export(&self, _slot: usize) -> Result<OwnedFd, MemError> {
         // The whole memory file: the slot's bytes are at the slot's offset.
-        self.file
-            .as_fd()
-            .try_clone_to_owned()
-            .map_err(|source| MemError::System {
-                call: "dup",
-                doing: "sharing the memory file",
-                source,
-            })
+        self.file.as_fd().try_clone_to_owned().map_err(|source| MemError::System {
+            call: "dup",
+            doing: "sharing the memory file",
+            source,
+        })
     }
 
     fn witness(&self) -> Option<Bytes> {
@@ -134,11 +125,7 @@ impl Region for HostRegion {
 impl Drop for HostRegion {
     fn drop(&mut self) {
         // The memory goes with the file's last descriptor and mapping; what stuck in a slot goes with them.
-        let stuck = self
-            .slots
-            .iter()
-            .filter(|slot| slot.load(Relaxed) & COMMITTED != 0)
-            .count();
+        let stuck = self.slots.iter().filter(|slot| slot.load(Relaxed) & COMMITTED != 0).count();
         self.shared.budget.give(Bytes(self.handle_bytes.0 * stuck as u64));
     }
 }
@@ -163,25 +150,11 @@ impl AddressSpace {
         // SAFETY: a fresh mapping where the kernel likes; it replaces nothing.
         let base = unsafe { mmap_anonymous(ptr::null_mut(), as_len(len), protection(unmapped_reads), empty_flags()) }
             .map_err(|errno| {
-            MemError::system(
-                "mmap",
-                "reserving address space (is a limit on virtual memory set? see ulimit -v)",
-                errno,
-            )
+            MemError::system("mmap", "reserving address space (is a limit on virtual memory set? see ulimit -v)", errno)
         })?;
-        let space = Self {
-            base,
-            len,
-            unmapped_reads,
-            birth: Birth::here(),
-        };
+        let space = Self { base, len, unmapped_reads, birth: Birth::here() };
         // SAFETY: the extent is the whole range, which is mapped.
-        unsafe {
-            space.keep_from_children(Extent {
-                offset: ByteOffset(0),
-                bytes: len,
-            })
-        }?;
+        unsafe { space.keep_from_children(Extent { offset: ByteOffset(0), bytes: len }) }?;
         Ok(space)
     }
 
@@ -216,15 +189,8 @@ impl AddressSpace {
     pub(super) unsafe fn detach(&self, extent: Extent) -> Result<(), MemError> {
         let flags = empty_flags() | MapFlags::FIXED;
         // SAFETY: as in `attach`.
-        unsafe {
-            mmap_anonymous(
-                self.at(extent.offset),
-                as_len(extent.bytes),
-                protection(self.unmapped_reads),
-                flags,
-            )
-        }
-        .map_err(map_refused)?;
+        unsafe { mmap_anonymous(self.at(extent.offset), as_len(extent.bytes), protection(self.unmapped_reads), flags) }
+            .map_err(map_refused)?;
         // SAFETY: the extent was just mapped.
         unsafe { self.keep_from_children(extent) }
     }
@@ -262,10 +228,7 @@ pub(super) fn memory_file(options: HostOptions, bytes: Bytes) -> Result<OwnedFd,
 
 pub(super) fn commit(file: BorrowedFd<'_>, extent: Extent) -> Result<(), MemError> {
     change_file(file, FallocateFlags::empty(), extent).map_err(|errno| match errno {
-        Errno::NOMEM | Errno::NOSPC => MemError::OutOfMemory {
-            wanted: extent.bytes,
-            free: None,
-        },
+        Errno::NOMEM | Errno::NOSPC => MemError::OutOfMemory { wanted: extent.bytes, free: None },
         other => MemError::system("fallocate", "committing memory", other),
     })
 }

@@ -23,27 +23,17 @@ const GROUP_DEPTH_MAX: usize = 64;
 /// # Errors
 /// When `/proc/meminfo` cannot be read or lacks its two figures.
 pub fn read() -> Result<MemoryInfo, MemError> {
-    let unreadable = |source| MemError::System {
-        call: "read",
-        doing: "reading /proc/meminfo",
-        source,
-    };
+    let unreadable = |source| MemError::System { call: "read", doing: "reading /proc/meminfo", source };
     let text = fs::read_to_string("/proc/meminfo").map_err(unreadable)?;
     let machine = parse_meminfo(&text).ok_or_else(|| {
-        unreadable(std::io::Error::new(
-            std::io::ErrorKind::InvalidData,
-            "MemTotal or MemAvailable is missing",
-        ))
+        unreadable(std::io::Error::new(std::io::ErrorKind::InvalidData, "MemTotal or MemAvailable is missing"))
     })?;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let memory = parse_groups(&groups)
-        .into_iter()
-        .flat_map(|group| group.folders())
-        .filter_map(|folder| folder.read())
-        .fold(machine, |memory, group| MemoryInfo {
-            total: memory.total.min(group.total),
-            free: memory.free.min(group.free),
-        });
+    let memory =
+        parse_groups(&groups).into_iter().flat_map(|group| group.folders()).filter_map(|folder| folder.read()).fold(
+            machine,
+            |memory, group| MemoryInfo { total: memory.total.min(group.total), free: memory.free.min(group.free) },
+        );
     Ok(memory)
 }
 
@@ -57,10 +47,7 @@ pub fn reserved_huge_pages() -> u64 {
 pub fn parse_meminfo(text: &str) -> Option<MemoryInfo> {
     let kib = |name| meminfo_field(text, name)?.checked_mul(1024).map(Bytes);
     let total = kib("MemTotal:")?;
-    Some(MemoryInfo {
-        total,
-        free: kib("MemAvailable:")?.min(total),
-    })
+    Some(MemoryInfo { total, free: kib("MemAvailable:")?.min(total) })
 }
 
 fn meminfo_field(text: &str, name: &str) -> Option<u64> {
@@ -96,10 +83,7 @@ pub fn parse_groups(text: &str) -> Vec<Group> {
         let inside = path
             .components()
             .all(|part| matches!(part, std::path::Component::RootDir | std::path::Component::Normal(_)));
-        inside.then(|| Group {
-            generation,
-            path: path.strip_prefix("/").unwrap_or(path).to_owned(),
-        })
+        inside.then(|| Group { generation, path: path.strip_prefix("/").unwrap_or(path).to_owned() })
     };
     text.lines().filter_map(group).collect()
 }
@@ -120,10 +104,7 @@ impl Group {
             Generation::One => &["/sys/fs/cgroup/memory"],
             Generation::Two => &["/sys/fs/cgroup", "/sys/fs/cgroup/unified"],
         };
-        let folder = |root: &&str, below: &Path| Folder {
-            generation,
-            path: Path::new(root).join(below),
-        };
+        let folder = |root: &&str, below: &Path| Folder { generation, path: Path::new(root).join(below) };
         self.path
             .ancestors()
             .take(GROUP_DEPTH_MAX)
@@ -150,18 +131,12 @@ pub fn parse_group_memory(limit: &str, usage: &str, stat: &str) -> Option<Memory
     let limit: u64 = limit.trim().parse().ok()?;
     let usage: u64 = usage.trim().parse().ok()?;
     let field = |name: &str| {
-        stat.lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse::<u64>().ok())
+        stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse::<u64>().ok())
     };
     // File pages that nobody used lately go when memory is needed; generation one totals them over its children.
-    let reclaimable = field("total_inactive_file")
-        .or_else(|| field("inactive_file"))
-        .unwrap_or(0);
+    let reclaimable = field("total_inactive_file").or_else(|| field("inactive_file")).unwrap_or(0);
     let free = limit.saturating_sub(usage.saturating_sub(reclaimable));
-    Some(MemoryInfo {
-        total: Bytes(limit),
-        free: Bytes(free),
-    })
+    Some(MemoryInfo { total: Bytes(limit), free: Bytes(free) })
 }
 
 #[cfg(test)]
@@ -172,15 +147,9 @@ mod tests {
     fn meminfo_gives_total_and_available() {
         let text = "MemTotal:       24576000 kB\nMemFree:        1000 kB\nMemAvailable:   20000000 kB\nBuffers: 5 kB\n";
         let memory = parse_meminfo(text).unwrap();
-        assert_eq!(
-            (memory.total, memory.free),
-            (Bytes(24_576_000 << 10), Bytes(20_000_000 << 10))
-        );
+        assert_eq!((memory.total, memory.free), (Bytes(24_576_000 << 10), Bytes(20_000_000 << 10)));
         assert_eq!(parse_meminfo("MemTotal: 5 kB\n"), None);
-        assert_eq!(
-            parse_meminfo("MemTotal: 99999999999999999999 kB\nMemAvailable: 1 kB"),
-            None
-        );
+        assert_eq!(parse_meminfo("MemTotal: 99999999999999999999 kB\nMemAvailable: 1 kB"), None);
     }
 
     #[test]
@@ -188,34 +157,13 @@ mod tests {
         let text = "12:cpu,cpuacct:/x\n4:memory:/docker/abc\n0::/user.slice/me\n3:memory:/../escape\nnonsense\n";
         let groups = parse_groups(text);
         assert_eq!(groups.len(), 2);
-        assert_eq!(
-            groups[0],
-            Group {
-                generation: Generation::One,
-                path: "docker/abc".into()
-            }
-        );
-        assert_eq!(
-            groups[1],
-            Group {
-                generation: Generation::Two,
-                path: "user.slice/me".into()
-            }
-        );
-        let walked: Vec<_> = groups[0]
-            .clone()
-            .folders()
-            .into_iter()
-            .map(|folder| folder.path)
-            .collect();
+        assert_eq!(groups[0], Group { generation: Generation::One, path: "docker/abc".into() });
+        assert_eq!(groups[1], Group { generation: Generation::Two, path: "user.slice/me".into() });
+        let walked: Vec<_> = groups[0].clone().folders().into_iter().map(|folder| folder.path).collect();
         assert_eq!(
             walked,
-            [
-                "/sys/fs/cgroup/memory/docker/abc",
-                "/sys/fs/cgroup/memory/docker",
-                "/sys/fs/cgroup/memory/"
-            ]
-            .map(PathBuf::from)
+            ["/sys/fs/cgroup/memory/docker/abc", "/sys/fs/cgroup/memory/docker", "/sys/fs/cgroup/memory/"]
+                .map(PathBuf::from)
         );
     }
 
@@ -224,27 +172,15 @@ mod tests {
         let stat = "inactive_file 7\ntotal_inactive_file 100\n";
         assert_eq!(
             parse_group_memory("1000\n", "600\n", stat),
-            Some(MemoryInfo {
-                total: Bytes(1000),
-                free: Bytes(500)
-            })
+            Some(MemoryInfo { total: Bytes(1000), free: Bytes(500) })
         );
-        assert_eq!(
-            parse_group_memory("1000", "1600", ""),
-            Some(MemoryInfo {
-                total: Bytes(1000),
-                free: Bytes(0)
-            })
-        );
+        assert_eq!(parse_group_memory("1000", "1600", ""), Some(MemoryInfo { total: Bytes(1000), free: Bytes(0) }));
         assert_eq!(parse_group_memory("max\n", "600\n", stat), None);
     }
 
     #[test]
     fn this_machine_has_memory() {
         let memory = read().unwrap();
-        assert!(
-            memory.free <= memory.total && memory.total > Bytes::mib(64),
-            "{memory:?}"
-        );
+        assert!(memory.free <= memory.total && memory.total > Bytes::mib(64), "{memory:?}");
     }
 }

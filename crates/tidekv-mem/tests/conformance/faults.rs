@@ -19,27 +19,14 @@ fn reserve_several_handles(rig: &Rig) -> Reservation {
         capacity: Capacity::Pages(6),
     };
     let geometry = Geometry::new(&config).unwrap();
-    Reservation::new(
-        Arc::clone(&rig.backend),
-        *geometry.placement(),
-        RegionOptions::default(),
-    )
-    .unwrap()
+    Reservation::new(Arc::clone(&rig.backend), *geometry.placement(), RegionOptions::default()).unwrap()
 }
 
 fn snapshot(reservation: &Reservation) -> (Vec<Option<PageUse>>, u32, u32, Bytes, Option<Bytes>) {
-    let uses = (0..reservation.placement().page_count())
-        .map(|page| reservation.page_use(PageId(page)))
-        .collect();
+    let uses = (0..reservation.placement().page_count()).map(|page| reservation.page_use(PageId(page))).collect();
     let backend: &Arc<dyn Backend> = reservation.backend();
     backend.trim_cache().unwrap();
-    (
-        uses,
-        reservation.mapped_pages(),
-        reservation.stuck_pages(),
-        backend.held(),
-        reservation.witness(),
-    )
+    (uses, reservation.mapped_pages(), reservation.stuck_pages(), backend.held(), reservation.witness())
 }
 
 pub(crate) fn a_failing_call_leaves_no_trace(rig: &Rig) {
@@ -52,12 +39,7 @@ pub(crate) fn a_failing_call_leaves_no_trace(rig: &Rig) {
         for nth in 1..=12 {
             rig.backend.meter().fail_nth(call, nth);
             let error = reservation.map_pages(&pages([0, 5, 2])).unwrap_err();
-            let MapError::Refused {
-                stuck: 0,
-                source: MemError::Injected { call: failed },
-                ..
-            } = error
-            else {
+            let MapError::Refused { stuck: 0, source: MemError::Injected { call: failed }, .. } = error else {
                 panic!("{call} {nth}: {error:?}");
             };
             assert_eq!(failed, call);
@@ -66,9 +48,7 @@ pub(crate) fn a_failing_call_leaves_no_trace(rig: &Rig) {
         }
     }
     rig.backend.meter().heal();
-    reservation
-        .map_pages(&pages([0, 5, 2]))
-        .expect("the same batch works once the fault is gone");
+    reservation.map_pages(&pages([0, 5, 2])).expect("the same batch works once the fault is gone");
     rig.backend.meter().fail_nth(Call::Reserve, 1);
     let placement = *reservation.placement();
     let refused = Reservation::new(Arc::clone(&rig.backend), placement, RegionOptions::default());
@@ -82,25 +62,12 @@ pub(crate) fn stuck_memory_is_counted_and_retried(rig: &Rig) {
     rig.backend.meter().fail_nth(Call::SetAccess, 2);
     rig.backend.meter().fail_nth(Call::Unmap, 1);
     let error = reservation.map_pages(&pages([0, 1])).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            MapError::Refused {
-                page: PageId(1),
-                stuck: 1,
-                ..
-            }
-        ),
-        "{error:?}"
-    );
+    assert!(matches!(error, MapError::Refused { page: PageId(1), stuck: 1, .. }), "{error:?}");
     assert_eq!((reservation.mapped_pages(), reservation.stuck_pages()), (0, 1));
     assert_eq!(reservation.page_use(PageId(1)), Some(PageUse::Stuck));
     rig.backend.trim_cache().unwrap();
     assert_eq!(rig.backend.held(), rig.page, "what is stuck is still counted as held");
-    assert!(matches!(
-        reservation.map_pages(&pages([1])),
-        Err(MapError::Stuck { page: PageId(1) })
-    ));
+    assert!(matches!(reservation.map_pages(&pages([1])), Err(MapError::Stuck { page: PageId(1) })));
     assert_eq!(marked(&reservation, 1), None, "a stuck page cannot be used");
 
     reservation.unmap_pages(&pages([1])).expect("the second try succeeds");
@@ -108,10 +75,7 @@ pub(crate) fn stuck_memory_is_counted_and_retried(rig: &Rig) {
     reservation.map_pages(&pages([0, 1])).unwrap();
     // Left stuck when the reservation goes: dropping is one more try.
     rig.backend.meter().fail_nth(Call::Unmap, 1);
-    assert!(matches!(
-        reservation.unmap_pages(&pages([0])),
-        Err(UnmapError::Stuck { .. })
-    ));
+    assert!(matches!(reservation.unmap_pages(&pages([0])), Err(UnmapError::Stuck { .. })));
 }
 
 pub(crate) fn a_failed_unmap_strands_no_other_page(rig: &Rig) {
@@ -121,10 +85,7 @@ pub(crate) fn a_failed_unmap_strands_no_other_page(rig: &Rig) {
             reservation.map_pages(&pages([0, 1, 2])).unwrap();
             rig.backend.meter().fail_nth(call, nth);
             match reservation.unmap_pages(&pages([0, 1, 2])) {
-                Err(UnmapError::Stuck {
-                    stuck,
-                    source: MemError::Injected { .. },
-                }) => {
+                Err(UnmapError::Stuck { stuck, source: MemError::Injected { .. } }) => {
                     assert_eq!(stuck.len(), 1, "{call} {nth}");
                     assert_eq!((reservation.mapped_pages(), reservation.stuck_pages()), (0, 1));
                     rig.backend.trim_cache().unwrap();

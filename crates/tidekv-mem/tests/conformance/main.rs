@@ -51,30 +51,14 @@ impl Rig {
 
 fn fake(_test: &str) -> Option<Rig> {
     let page = Bytes::kib(64);
-    let scarce = (
-        Arc::new(FakeBackend::with_total(Bytes(page.0 * 6))) as Arc<dyn Backend>,
-        page,
-        6,
-    );
-    Some(Rig {
-        backend: Arc::new(FakeBackend::default()),
-        page,
-        scarce,
-    })
+    let scarce = (Arc::new(FakeBackend::with_total(Bytes(page.0 * 6))) as Arc<dyn Backend>, page, 6);
+    Some(Rig { backend: Arc::new(FakeBackend::default()), page, scarce })
 }
 
 fn host_with(options: HostOptions) -> Rig {
     let page = Bytes::mib(2);
-    let scarce = HostBackend::open(HostOptions {
-        budget: Some(Bytes(page.0 * 6)),
-        ..options
-    })
-    .unwrap();
-    Rig {
-        backend: Arc::new(HostBackend::open(options).unwrap()),
-        page,
-        scarce: (Arc::new(scarce), page, 6),
-    }
+    let scarce = HostBackend::open(HostOptions { budget: Some(Bytes(page.0 * 6)), ..options }).unwrap();
+    Rig { backend: Arc::new(HostBackend::open(options).unwrap()), page, scarce: (Arc::new(scarce), page, 6) }
 }
 
 fn host(_test: &str) -> Option<Rig> {
@@ -82,17 +66,11 @@ fn host(_test: &str) -> Option<Rig> {
 }
 
 fn host_lazy(_test: &str) -> Option<Rig> {
-    Some(host_with(HostOptions {
-        lazy: true,
-        ..HostOptions::default()
-    }))
+    Some(host_with(HostOptions { lazy: true, ..HostOptions::default() }))
 }
 
 fn host_huge(_test: &str) -> Option<Rig> {
-    Some(host_with(HostOptions {
-        huge_pages: HugePages::Transparent,
-        ..HostOptions::default()
-    }))
+    Some(host_with(HostOptions { huge_pages: HugePages::Transparent, ..HostOptions::default() }))
 }
 
 fn gpu(test: &str) -> Option<Rig> {
@@ -100,13 +78,7 @@ fn gpu(test: &str) -> Option<Rig> {
 }
 
 fn gpu_cached(test: &str) -> Option<Rig> {
-    gpu_with(
-        test,
-        CudaOptions {
-            handle_cache: Bytes::mib(6),
-            ..CudaOptions::default()
-        },
-    )
+    gpu_with(test, CudaOptions { handle_cache: Bytes::mib(6), ..CudaOptions::default() })
 }
 
 fn gpu_with(test: &str, options: CudaOptions) -> Option<Rig> {
@@ -114,11 +86,7 @@ fn gpu_with(test: &str, options: CudaOptions) -> Option<Rig> {
     let granularity = backend.capabilities().granularity;
     // Pages so large that the card has room for fewer than eight of them.
     let large = Bytes(backend.memory().unwrap().total.0 / 8 / granularity.0 * granularity.0);
-    Some(Rig {
-        scarce: (Arc::clone(&backend), large, 8),
-        page: granularity,
-        backend,
-    })
+    Some(Rig { scarce: (Arc::clone(&backend), large, 8), page: granularity, backend })
 }
 
 macro_rules! backend_suite {

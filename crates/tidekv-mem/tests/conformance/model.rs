@@ -28,9 +28,7 @@ pub(crate) fn random_operations_agree_with_a_model(rig: &Rig) {
             0 | 1 => {
                 let possible = unique && inside && batch.iter().all(|page| !model.contains_key(page));
                 if faulty && possible {
-                    rig.backend
-                        .meter()
-                        .fail_nth(Call::SetAccess, 1 + random.below(batch.len() as u64));
+                    rig.backend.meter().fail_nth(Call::SetAccess, 1 + random.below(batch.len() as u64));
                 }
                 match reservation.map_pages(&pages(batch.clone())) {
                     Ok(()) => {

@@ -19,19 +19,10 @@ pub(crate) fn bytes_are_kept(rig: &Rig) {
             capacity: Capacity::Pages(4),
         };
         let geometry = Geometry::new(&config).unwrap();
-        let reservation = Reservation::new(
-            Arc::clone(&rig.backend),
-            *geometry.placement(),
-            RegionOptions::default(),
-        )
-        .unwrap();
+        let reservation =
+            Reservation::new(Arc::clone(&rig.backend), *geometry.placement(), RegionOptions::default()).unwrap();
         reservation.map_pages(&pages([0, 3])).unwrap();
-        assert_eq!(
-            rig.backend.held(),
-            Bytes(2 * geometry.page_bytes().0),
-            "{}",
-            layout.name()
-        );
+        assert_eq!(rig.backend.held(), Bytes(2 * geometry.page_bytes().0), "{}", layout.name());
 
         // Every block of both pages, in every layer and buffer, gets a value of its own; then all are read back.
         let per_page = geometry.blocks_per_page();
@@ -41,12 +32,7 @@ pub(crate) fn bytes_are_kept(rig: &Rig) {
             for &block in &blocks {
                 for layer in 0..3 {
                     for buffer in [Buffer::Key, Buffer::Value] {
-                        visit(
-                            geometry
-                                .byte_offset(BlockIndex(block), LayerIndex(layer), buffer)
-                                .unwrap(),
-                            value,
-                        );
+                        visit(geometry.byte_offset(BlockIndex(block), LayerIndex(layer), buffer).unwrap(), value);
                         value = value.wrapping_mul(31).wrapping_add(7);
                     }
                 }
@@ -57,11 +43,7 @@ pub(crate) fn bytes_are_kept(rig: &Rig) {
         let mut bytes = vec![0; block_bytes];
         each(&mut |offset, value| {
             reservation.read(offset, &mut bytes).unwrap();
-            assert!(
-                bytes.iter().all(|byte| *byte == value),
-                "{} at {offset:?}",
-                layout.name()
-            );
+            assert!(bytes.iter().all(|byte| *byte == value), "{} at {offset:?}", layout.name());
         });
         reservation.unmap_pages(&pages([3, 0])).unwrap();
         rig.assert_nothing_held();
@@ -79,10 +61,7 @@ pub(crate) fn other_pages_are_untouched(rig: &Rig) {
     reservation.map_pages(&pages([5])).unwrap();
     mark(&reservation, 5, 99);
     assert_eq!(marked(&reservation, 1), None, "an unmapped page cannot be read");
-    assert!(matches!(
-        reservation.write(start(&reservation, 1), &[1]),
-        Err(MemError::NotMapped { .. })
-    ));
+    assert!(matches!(reservation.write(start(&reservation, 1), &[1]), Err(MemError::NotMapped { .. })));
     for (page, value) in [(0, 10), (2, 12), (5, 99)] {
         assert_eq!(marked(&reservation, page), Some(value), "page {page}");
     }
@@ -101,58 +80,24 @@ pub(crate) fn bad_batches_change_nothing(rig: &Rig) {
     let calls = rig.backend.meter().total();
     assert!(matches!(
         reservation.map_pages(&pages([0, 4])),
-        Err(MapError::OutOfRange {
-            page: PageId(4),
-            last: PageId(3)
-        })
+        Err(MapError::OutOfRange { page: PageId(4), last: PageId(3) })
     ));
-    assert!(matches!(
-        reservation.map_pages(&pages([0, u32::MAX])),
-        Err(MapError::OutOfRange { .. })
-    ));
-    assert!(matches!(
-        reservation.map_pages(&pages([0, 1])),
-        Err(MapError::AlreadyMapped { page: PageId(1) })
-    ));
-    assert!(matches!(
-        reservation.map_pages(&pages([0, 2, 0])),
-        Err(MapError::Busy { page: PageId(0) })
-    ));
-    assert!(matches!(
-        reservation.unmap_pages(&pages([1, 0])),
-        Err(UnmapError::NotMapped { page: PageId(0) })
-    ));
-    assert!(matches!(
-        reservation.unmap_pages(&pages([1, 1])),
-        Err(UnmapError::Busy { page: PageId(1) })
-    ));
-    assert!(matches!(
-        reservation.unmap_pages(&pages([1, 9])),
-        Err(UnmapError::OutOfRange { .. })
-    ));
-    assert_eq!(
-        rig.backend.meter().total(),
-        calls,
-        "refused before the system was asked"
-    );
+    assert!(matches!(reservation.map_pages(&pages([0, u32::MAX])), Err(MapError::OutOfRange { .. })));
+    assert!(matches!(reservation.map_pages(&pages([0, 1])), Err(MapError::AlreadyMapped { page: PageId(1) })));
+    assert!(matches!(reservation.map_pages(&pages([0, 2, 0])), Err(MapError::Busy { page: PageId(0) })));
+    assert!(matches!(reservation.unmap_pages(&pages([1, 0])), Err(UnmapError::NotMapped { page: PageId(0) })));
+    assert!(matches!(reservation.unmap_pages(&pages([1, 1])), Err(UnmapError::Busy { page: PageId(1) })));
+    assert!(matches!(reservation.unmap_pages(&pages([1, 9])), Err(UnmapError::OutOfRange { .. })));
+    assert_eq!(rig.backend.meter().total(), calls, "refused before the system was asked");
     let uses: Vec<_> = (0..4).map(|page| reservation.page_use(PageId(page)).unwrap()).collect();
-    assert_eq!(
-        uses,
-        [PageUse::Unmapped, PageUse::Mapped, PageUse::Unmapped, PageUse::Unmapped]
-    );
+    assert_eq!(uses, [PageUse::Unmapped, PageUse::Mapped, PageUse::Unmapped, PageUse::Unmapped]);
     assert_eq!(reservation.page_use(PageId(4)), None);
     reservation.map_pages(&[]).unwrap();
     reservation.unmap_pages(&[]).unwrap();
     // A range over the end of a page is not inside one.
     let end = start(&reservation, 1).0 + rig.page.0;
-    assert!(matches!(
-        reservation.read(ByteOffset(end - 1), &mut [0; 2]),
-        Err(MemError::NotMapped { .. })
-    ));
-    assert!(matches!(
-        reservation.read(ByteOffset(u64::MAX), &mut [0; 2]),
-        Err(MemError::NotMapped { .. })
-    ));
+    assert!(matches!(reservation.read(ByteOffset(end - 1), &mut [0; 2]), Err(MemError::NotMapped { .. })));
+    assert!(matches!(reservation.read(ByteOffset(u64::MAX), &mut [0; 2]), Err(MemError::NotMapped { .. })));
 }
 
 pub(crate) fn addresses_never_move(rig: &Rig) {
@@ -185,14 +130,9 @@ pub(crate) fn out_of_memory_is_a_value(rig: &Rig) {
     // A batch whose second page does not fit leaves the first one unmapped too.
     reservation.unmap_pages(&pages([0])).unwrap();
     let batch = reservation.map_pages(&pages([0, mapped])).unwrap_err();
-    assert!(
-        matches!(batch, MapError::Refused { page: PageId(page), stuck: 0, .. } if page == mapped),
-        "{batch:?}"
-    );
+    assert!(matches!(batch, MapError::Refused { page: PageId(page), stuck: 0, .. } if page == mapped), "{batch:?}");
     assert_eq!(reservation.mapped_pages(), mapped - 1);
-    reservation
-        .map_pages(&pages([0]))
-        .expect("what was given back can be had again");
+    reservation.map_pages(&pages([0])).expect("what was given back can be had again");
     assert_eq!((backend.held(), reservation.witness()), (held, witness));
     mark(&reservation, 0, 42);
     assert_eq!(marked(&reservation, 0), Some(42), "and works");
@@ -200,29 +140,15 @@ pub(crate) fn out_of_memory_is_a_value(rig: &Rig) {
 
 pub(crate) fn unmapped_addresses_can_read_as_zeros(rig: &Rig) {
     let placement = Placement::uniform(rig.page, 3).unwrap();
-    let options = RegionOptions {
-        unmapped_reads: UnmappedReads::Zeros,
-    };
+    let options = RegionOptions { unmapped_reads: UnmappedReads::Zeros };
     let reservation = Reservation::new(Arc::clone(&rig.backend), placement, options).unwrap();
-    assert_eq!(
-        (0..3).map(|page| marked(&reservation, page)).collect::<Vec<_>>(),
-        [Some(0); 3]
-    );
-    assert!(matches!(
-        reservation.write(start(&reservation, 1), &[1]),
-        Err(MemError::NotMapped { .. })
-    ));
+    assert_eq!((0..3).map(|page| marked(&reservation, page)).collect::<Vec<_>>(), [Some(0); 3]);
+    assert!(matches!(reservation.write(start(&reservation, 1), &[1]), Err(MemError::NotMapped { .. })));
     reservation.map_pages(&pages([1])).unwrap();
     mark(&reservation, 1, 5);
-    assert_eq!(
-        (0..3).map(|page| marked(&reservation, page)).collect::<Vec<_>>(),
-        [Some(0), Some(5), Some(0)]
-    );
+    assert_eq!((0..3).map(|page| marked(&reservation, page)).collect::<Vec<_>>(), [Some(0), Some(5), Some(0)]);
     reservation.unmap_pages(&pages([1])).unwrap();
-    assert_eq!(
-        (0..3).map(|page| marked(&reservation, page)).collect::<Vec<_>>(),
-        [Some(0); 3]
-    );
+    assert_eq!((0..3).map(|page| marked(&reservation, page)).collect::<Vec<_>>(), [Some(0); 3]);
 }
 
 pub(crate) fn dropping_gives_all_back(rig: &Rig) {
@@ -237,11 +163,7 @@ pub(crate) fn dropping_gives_all_back(rig: &Rig) {
         rig.assert_nothing_held();
     }
     if rig.backend.capabilities().name == "cuda" {
-        assert_eq!(
-            rig.backend.memory().unwrap().free,
-            free_before,
-            "the driver counts the same"
-        );
+        assert_eq!(rig.backend.memory().unwrap().free, free_before, "the driver counts the same");
     }
 }
 
@@ -257,8 +179,5 @@ pub(crate) fn bad_page_sizes_are_refused(rig: &Rig) {
         );
         assert!(matches!(rig.backend.raw_pages(bad, 2), Err(MemError::PageSize { .. })));
     }
-    assert!(matches!(
-        rig.backend.raw_pages(Bytes::ZERO, 2),
-        Err(MemError::PageSize { .. })
-    ));
+    assert!(matches!(rig.backend.raw_pages(Bytes::ZERO, 2), Err(MemError::PageSize { .. })));
 }

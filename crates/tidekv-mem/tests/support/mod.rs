@@ -15,10 +15,7 @@ pub fn cuda(test: &str, options: CudaOptions) -> Option<Arc<dyn Backend>> {
     match CudaBackend::open(options) {
         Ok(backend) => Some(Arc::new(backend)),
         Err(error @ (MemError::Unavailable { .. } | MemError::NoSuchDevice { count: 0, .. })) => {
-            assert!(
-                std::env::var_os("TIDEKV_REQUIRE_GPU").is_none(),
-                "{test} needs a GPU: {error}"
-            );
+            assert!(std::env::var_os("TIDEKV_REQUIRE_GPU").is_none(), "{test} needs a GPU: {error}");
             skip(test, &error.to_string());
             None
         }
@@ -60,14 +57,8 @@ pub fn marked(reservation: &Reservation, page: u32) -> Option<u8> {
     for offset in ends(reservation, page) {
         let mut bytes = [0; 64];
         reservation.read(offset, &mut bytes).ok()?;
-        assert!(
-            bytes.iter().all(|byte| *byte == bytes[0]),
-            "a torn mark on page {page}: {bytes:?}"
-        );
-        assert!(
-            seen.is_none_or(|seen| seen == bytes[0]),
-            "the handles of page {page} differ"
-        );
+        assert!(bytes.iter().all(|byte| *byte == bytes[0]), "a torn mark on page {page}: {bytes:?}");
+        assert!(seen.is_none_or(|seen| seen == bytes[0]), "the handles of page {page} differ");
         seen = Some(bytes[0]);
     }
     seen

@@ -33,12 +33,7 @@ pub(super) struct Model {
 
 impl Model {
     pub(super) fn new(page_count: u32, blocks_per_page: u32) -> Self {
-        let page = ModelPage {
-            state: Reserved,
-            taken: BTreeSet::new(),
-            step: 0,
-            unknown_at: 0,
-        };
+        let page = ModelPage { state: Reserved, taken: BTreeSet::new(), step: 0, unknown_at: 0 };
         Self {
             blocks_per_page,
             limit: page_count,
@@ -105,15 +100,8 @@ impl Model {
             let rule = partly_free.range(whole_rest..).next().or_else(|| partly_free.last());
             match rule {
                 Some(&free) => {
-                    assert_eq!(
-                        self.pages[page as usize].state, InUse,
-                        "page {page} instead of one partly free"
-                    );
-                    assert_eq!(
-                        self.free_in(page),
-                        free,
-                        "free blocks of page {page}, for a rest of {whole_rest}"
-                    );
+                    assert_eq!(self.pages[page as usize].state, InUse, "page {page} instead of one partly free");
+                    assert_eq!(self.free_in(page), free, "free blocks of page {page}, for a rest of {whole_rest}");
                 }
                 None => {
                     assert_eq!(self.idle.pop(), Some(page), "the warmest idle page");
@@ -130,23 +118,13 @@ impl Model {
     pub(super) fn occupy(&mut self, page: u32, blocks: &[BlockIndex]) {
         for block in blocks {
             assert_eq!(block.0 / self.blocks_per_page, page, "block {block} out of turn");
-            assert!(
-                self.pages[page as usize].taken.insert(block.0),
-                "block {block} handed out twice"
-            );
+            assert!(self.pages[page as usize].taken.insert(block.0), "block {block} handed out twice");
         }
     }
 
     pub(super) fn check_ascending(&self, page: u32, blocks: &[BlockIndex]) {
         let expected = (page * self.blocks_per_page..).map(BlockIndex);
-        assert!(
-            blocks
-                .iter()
-                .copied()
-                .zip(expected)
-                .all(|(block, expected)| block == expected),
-            "fresh page {page}"
-        );
+        assert!(blocks.iter().copied().zip(expected).all(|(block, expected)| block == expected), "fresh page {page}");
     }
 
     pub(super) fn give_back(&mut self, blocks: &[BlockIndex], fence: Option<Fence>, now: u64) -> u32 {

@@ -100,11 +100,7 @@ impl World {
                     self.abort(plan);
                 }
             }
-            Op::Free {
-                subset,
-                fence,
-                by_index,
-            } => {
+            Op::Free { subset, fence, by_index } => {
                 let fence = fence.map_or(Fence::Unknown, |step| Fence::Step(Step(step)));
                 self.free(subset, fence, by_index);
             }
@@ -168,9 +164,7 @@ impl World {
                 }
             }
             Op::Retire(count) => {
-                let count = self
-                    .some_pages(count, 0)
-                    .min(u32::try_from(self.model.idle.len()).unwrap());
+                let count = self.some_pages(count, 0).min(u32::try_from(self.model.idle.len()).unwrap());
                 assert_eq!(self.pool.retire(count), count);
                 for page in self.model.idle.drain(..count as usize) {
                     self.model.pages[page as usize].state = Draining;
@@ -215,14 +209,7 @@ impl World {
         let result = self.pool.alloc_mapped(count, &mut self.leases);
         let missing = count.saturating_sub(self.model.free_mapped());
         let pages = missing.div_ceil(self.model.blocks_per_page);
-        assert_eq!(
-            result,
-            if missing == 0 {
-                Ok(())
-            } else {
-                Err(NeedsPages { pages })
-            }
-        );
+        assert_eq!(result, if missing == 0 { Ok(()) } else { Err(NeedsPages { pages }) });
         let blocks: Vec<_> = self.leases[before..].iter().map(|lease| lease.block).collect();
         assert_eq!(blocks.len(), if missing == 0 { count as usize } else { 0 });
         self.model.take(&blocks);
@@ -239,10 +226,7 @@ impl World {
                 assert!(fits_ever && count <= self.model.available());
                 assert_eq!(plan.block_count(), count as usize);
                 let missing = count.saturating_sub(self.model.free_mapped());
-                assert_eq!(
-                    plan.claims().len(),
-                    missing.div_ceil(self.model.blocks_per_page) as usize
-                );
+                assert_eq!(plan.claims().len(), missing.div_ceil(self.model.blocks_per_page) as usize);
                 self.model.claim(plan.claims());
                 self.model.take(&plan.taken);
                 Some(plan)
@@ -290,12 +274,7 @@ impl World {
     fn some_leases(&self, subset: Subset) -> Vec<BlockLease> {
         let first = subset.first.index(self.leases.len());
         let count = 1 + subset.count.index(self.leases.len() - first);
-        self.leases[first..]
-            .iter()
-            .step_by(subset.stride)
-            .take(count)
-            .copied()
-            .collect()
+        self.leases[first..].iter().step_by(subset.stride).take(count).copied().collect()
     }
 
     fn free(&mut self, subset: Subset, fence: Fence, by_index: bool) {
@@ -304,11 +283,7 @@ impl World {
         }
         let batch = self.some_leases(subset);
         let blocks: Vec<_> = batch.iter().map(|lease| lease.block).collect();
-        let report = if by_index {
-            self.pool.free_blocks(&blocks, fence)
-        } else {
-            self.pool.free(&batch, fence)
-        };
+        let report = if by_index { self.pool.free_blocks(&blocks, fence) } else { self.pool.free(&batch, fence) };
         let pages_emptied = self.model.give_back(&blocks, Some(fence), self.now);
         assert_eq!(report, Ok(FreeReport { pages_emptied }));
         let freed: BTreeSet<_> = blocks.into_iter().collect();
@@ -326,14 +301,7 @@ impl World {
             Bad::Repeated => {
                 let again = batch[0];
                 let block = again.block;
-                (
-                    again,
-                    FreeError::Repeated {
-                        block,
-                        first: 0,
-                        second: batch.len(),
-                    },
-                )
+                (again, FreeError::Repeated { block, first: 0, second: batch.len() })
             }
             Bad::Dead(which) => {
                 let Some(&dead) = self.dead_leases.iter().rev().nth(usize::from(which)) else {
@@ -350,18 +318,12 @@ impl World {
             }
             Bad::Foreign(beyond) => {
                 let block = BlockIndex(pool_blocks.saturating_add(beyond));
-                (
-                    BlockLease { block, generation: 1 },
-                    FreeError::Foreign { block, pool_blocks },
-                )
+                (BlockLease { block, generation: 1 }, FreeError::Foreign { block, pool_blocks })
             }
         };
         batch.push(bad);
         assert_eq!(self.pool.free(&batch, Fence::Unknown), Err(expected));
-        assert!(
-            self.leases.iter().all(|&lease| self.pool.is_current(lease)),
-            "a failed free ended a lease"
-        );
+        assert!(self.leases.iter().all(|&lease| self.pool.is_current(lease)), "a failed free ended a lease");
     }
 
     fn begin_unmap(&mut self, completed: u64, max_pages: u32) {
@@ -380,10 +342,7 @@ impl World {
             }
         }
         assert_eq!(plan.pages.iter().map(|claim| claim.page.0).collect::<Vec<_>>(), ready);
-        assert_eq!(
-            (plan.next_step, plan.synchronise.is_some()),
-            (next_step, needs_synchronise)
-        );
+        assert_eq!((plan.next_step, plan.synchronise.is_some()), (next_step, needs_synchronise));
         for &page in &ready {
             self.model.pages[page as usize].state = Unmapping;
         }
@@ -396,11 +355,7 @@ impl World {
         self.pool.check_invariants();
         for (page, record) in (0..).map(PageId).zip(&self.model.pages) {
             assert_eq!(self.pool.pages().state(page), record.state, "state of page {page}");
-            assert_eq!(
-                self.pool.live_blocks(page) as usize,
-                record.taken.len(),
-                "live blocks of page {page}"
-            );
+            assert_eq!(self.pool.live_blocks(page) as usize, record.taken.len(), "live blocks of page {page}");
         }
         let model = &self.model;
         let planned: usize = self.plans.iter().map(|plan| plan.taken.len()).sum();
@@ -420,10 +375,7 @@ impl World {
         let leaving = model.in_state(Draining) + model.in_state(Unmapping);
         let must_go = held.saturating_sub(model.limit).saturating_sub(leaving);
         let shrink = self.pool.shrink_plan();
-        assert_eq!(
-            (shrink.retire + shrink.evict, shrink.retire),
-            (must_go, must_go.min(model.in_state(Idle)))
-        );
+        assert_eq!((shrink.retire + shrink.evict, shrink.retire), (must_go, must_go.min(model.in_state(Idle))));
         assert_eq!(self.pool.pages().counts().unmap_failed, count(self.failed.len()));
     }
 }
@@ -439,11 +391,7 @@ impl BlockAllocator {
 }
 
 /// Below, at and above the 64 counts of a word; under the interpreter of Miri only pages it can walk.
-const BLOCKS_PER_PAGE: &[u32] = if cfg!(miri) {
-    &[1, 2, 7]
-} else {
-    &[1, 2, 7, 64, 65, 4097]
-};
+const BLOCKS_PER_PAGE: &[u32] = if cfg!(miri) { &[1, 2, 7] } else { &[1, 2, 7, 64, 65, 4097] };
 const MOST_OPS: usize = if cfg!(miri) { 24 } else { 120 };
 
 proptest! {

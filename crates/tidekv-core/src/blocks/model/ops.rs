@@ -20,20 +20,10 @@ pub(super) enum Op {
     Refill(Index),
     Mapped(Index, bool),
     LateReport(Index),
-    Free {
-        subset: Subset,
-        fence: Option<u64>,
-        by_index: bool,
-    },
-    BadFree {
-        subset: Subset,
-        bad: Bad,
-    },
+    Free { subset: Subset, fence: Option<u64>, by_index: bool },
+    BadFree { subset: Subset, bad: Bad },
     Retire(Index),
-    BeginUnmap {
-        completed: u64,
-        max_pages: u32,
-    },
+    BeginUnmap { completed: u64, max_pages: u32 },
     Synchronised,
     Unmapped(Index, bool),
     RetryUnmap,
@@ -66,11 +56,7 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
             (index(), index(), prop::sample::select(vec![1usize, 1, 2, 3, 9]))
                 .prop_map(|(first, count, stride)| Subset { first, count, stride })
         };
-    let bad = prop_oneof![
-        Just(Bad::Repeated),
-        any::<u8>().prop_map(Bad::Dead),
-        any::<u32>().prop_map(Bad::Foreign)
-    ];
+    let bad = prop_oneof![Just(Bad::Repeated), any::<u8>().prop_map(Bad::Dead), any::<u32>().prop_map(Bad::Foreign)];
     let fence = prop::option::of(0..6u64);
     prop_oneof![
         6 => count().prop_map(Op::Alloc),
