@@ -1,3 +1,5 @@
+//! The arguments, the measuring loops and the figures of `kvbench alloc`, on pools small enough for a debug build.
+
 use super::*;
 use crate::compare::figures;
 use clap::Parser;

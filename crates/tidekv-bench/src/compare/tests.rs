@@ -1,3 +1,5 @@
+//! Verdicts: which differences count, in which direction, and what they do to the exit code.
+
 use super::*;
 use serde_json::json;
 

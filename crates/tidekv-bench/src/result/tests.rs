@@ -1,3 +1,5 @@
+//! The result file: what is written is what is read, and nothing that is read can panic.
+
 use super::*;
 use proptest::prelude::*;
 use serde_json::json;

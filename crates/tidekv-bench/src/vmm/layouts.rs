@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
+use anyhow::Context;
 use tidekv_core::geometry::{Capacity, Geometry, GeometryConfig, KvShape, Layout};
 use tidekv_core::units::{Bytes, PageId};
 use tidekv_mem::{Backend, RegionOptions, Reservation};
 
 use super::calls::{MapTimes, timed};
 use super::{Plan, SharedBackend};
-use crate::stats::Samples;
+use crate::progress::Progress;
+use crate::stats::{Samples, to_f64};
 
 /// The model: 8 KV heads of 128 elements, bf16, as Llama 3 8B and many others.
 const KV_HEADS: u32 = 8;
@@ -39,29 +41,63 @@ pub(super) fn geometry(plan: &Plan, layout: Layout, backend: &dyn Backend) -> an
     Ok(Geometry::new(&config)?)
 }
 
-pub(super) fn measure(backend: &SharedBackend, plan: &Plan, layout: Layout) -> anyhow::Result<LayoutTimes> {
-    let geometry = geometry(plan, layout, &**backend)?;
-    let reserve = || Reservation::new(Arc::clone(backend), *geometry.placement(), RegionOptions::default());
-    let mut init = Samples::new();
-    for _ in 0..INIT_ROUNDS {
-        let mut reservation = None;
-        timed(&mut init, || {
-            reservation = Some(reserve()?);
-            Ok(())
-        })?;
+/// All layouts, in short rounds that take turns: whatever slows the machine for a while slows each of them.
+pub(super) fn measure(backend: &SharedBackend, plan: &Plan, progress: &Progress) -> anyhow::Result<Vec<LayoutTimes>> {
+    let mut turns = Vec::new();
+    for &layout in &plan.layouts_measured {
+        turns.push(Turn::new(backend, plan, layout).with_context(|| format!("the {} layout", layout.name()))?);
+    }
+    for round in plan.rounds() {
+        for turn in &mut turns {
+            turn.round().with_context(|| format!("round {round} of the {} layout", turn.geometry.layout().name()))?;
+        }
+        progress.step();
+    }
+    Ok(turns.into_iter().map(Turn::finish).collect())
+}
+
+/// A layout while it is being measured.
+struct Turn {
+    geometry: Geometry,
+    reservation: Reservation,
+    pages: u32,
+    init: Samples,
+    times: MapTimes,
+    calls: u64,
+}
+
+impl Turn {
+    fn new(backend: &SharedBackend, plan: &Plan, layout: Layout) -> anyhow::Result<Self> {
+        let geometry = geometry(plan, layout, &**backend)?;
+        let reserve = || Reservation::new(Arc::clone(backend), *geometry.placement(), RegionOptions::default());
+        let mut init = Samples::new();
+        for _ in 0..INIT_ROUNDS {
+            let mut reservation = None;
+            timed(&mut init, || {
+                reservation = Some(reserve()?);
+                Ok(())
+            })?;
+        }
+        let pages = pages_at_once(plan, &geometry, &**backend)?;
+        let reservation = reserve()?;
+        // One round unmeasured, as for the page sizes.
+        one_round(&reservation, pages, &mut MapTimes::default())?;
+        Ok(Self { geometry, reservation, pages, init, times: MapTimes::default(), calls: 0 })
     }
 
-    let reservation = reserve()?;
-    let pages = pages_at_once(plan, &geometry, &**backend)?;
-    let mut page_times = MapTimes::default();
-    one_round(&reservation, pages, &mut MapTimes::default())?;
-    let calls_before = backend.meter().total();
-    for _ in plan.rounds() {
-        one_round(&reservation, pages, &mut page_times)?;
+    fn round(&mut self) -> anyhow::Result<()> {
+        let meter = self.reservation.backend().meter();
+        let before = meter.total();
+        one_round(&self.reservation, self.pages, &mut self.times)?;
+        self.calls += meter.total() - before;
+        Ok(())
     }
-    #[expect(clippy::cast_precision_loss, reason = "a ratio of counts far below 2^53")]
-    let calls_per_page = (backend.meter().total() - calls_before) as f64 / page_times.map.len() as f64;
-    Ok(LayoutTimes { geometry, init, page: page_times, calls_per_page })
+
+    fn finish(self) -> LayoutTimes {
+        let Self { geometry, init, times, calls, .. } = self;
+        let calls_per_page = to_f64(calls) / to_f64(times.map.len() as u64);
+        LayoutTimes { geometry, init, page: times, calls_per_page }
+    }
 }
 
 fn one_round(reservation: &Reservation, pages: u32, times: &mut MapTimes) -> anyhow::Result<()> {

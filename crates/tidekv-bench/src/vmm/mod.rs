@@ -148,15 +148,8 @@ pub fn run(args: &VmmArgs) -> anyhow::Result<ExitStatus> {
         threads = Some(threads::measure(&backend, &plan).context("measuring threads")?);
         progress.step();
     }
-    let mut layouts = Vec::new();
-    for &layout in &plan.layouts_measured {
-        progress.now(format!("{} layout", layout.name()));
-        layouts.push(
-            layouts::measure(&backend, &plan, layout)
-                .with_context(|| format!("measuring the {} layout", layout.name()))?,
-        );
-        progress.step();
-    }
+    progress.now("layouts");
+    let layouts = layouts::measure(&backend, &plan, &progress).context("measuring layouts")?;
     drop(progress);
 
     report::fill(&mut result, &sizes, threads.as_ref(), &layouts);
@@ -242,7 +235,7 @@ impl Plan {
     }
 
     fn steps(&self) -> u64 {
-        (self.page_sizes.len() + self.layouts.len()) as u64 + u64::from(self.threads > 1)
+        self.page_sizes.len() as u64 + u64::from(self.threads > 1) + u64::from(self.iters)
     }
 
     /// Rounds until all are done or the time is up, whichever is first; at least one.

@@ -107,7 +107,7 @@ impl SlabPage {
 /// Blocks of `stride` bytes that lie wholly inside *every* window of `span` bytes, wherever the window starts among
 /// the multiples of `span`. Window `p` begins up to `stride - gcd` bytes before its first whole block.
 pub(super) fn whole_blocks_per_span(span: u64, stride: u64) -> u64 {
-    (span + gcd(span, stride)).saturating_sub(stride) / stride
+    span.saturating_sub(stride - gcd(span, stride)) / stride
 }
 
 pub(super) fn gcd(mut a: u64, mut b: u64) -> u64 {

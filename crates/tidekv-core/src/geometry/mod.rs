@@ -219,7 +219,7 @@ impl Geometry {
     /// The block behind a kernel id; `None` for an id that belongs to no block (another layer's chunk, slack, a
     /// straddling block) or lies past the reservation.
     pub fn block_of(&self, id: KernelId) -> Option<BlockIndex> {
-        let page = u64::from(id.0) * self.id_stride / self.id_span;
+        let page = u64::from(id.0).checked_mul(self.id_stride)? / self.id_span;
         let page = u32::try_from(page).ok().filter(|&page| page < self.page_count())?;
         let place = id.0.checked_sub(self.first_id(PageId(page)))?;
         (place < self.blocks_per_page).then(|| BlockIndex(page * self.blocks_per_page + place))
@@ -266,7 +266,7 @@ impl Geometry {
     }
 
     fn buffer_offset(&self, layer: LayerIndex, buffer: Buffer) -> Result<u64, GeometryError> {
-        let index = u64::from(self.shape.buffer_index(layer, buffer)?);
+        let index = self.shape.buffer_index(layer, buffer)?;
         Ok(match self.buffer_pitch {
             BufferPitch::Uniform(pitch) => index * pitch,
             BufferPitch::Packed { key, value } => {

@@ -105,16 +105,13 @@ impl KvShape {
         }
     }
 
-    /// Position of a buffer among all of the group: L0.K, L0.V, L1.K, ...
-    pub(super) fn buffer_index(&self, layer: LayerIndex, buffer: Buffer) -> Result<u32, GeometryError> {
+    /// Position of a buffer among all of the group: L0.K, L0.V, L1.K, ... In 64 bits: no number of layers overflows it.
+    pub(super) fn buffer_index(&self, layer: LayerIndex, buffer: Buffer) -> Result<u64, GeometryError> {
         if layer.0 >= self.layers {
             return Err(GeometryError::LayerOutOfRange { layer, layers: self.layers });
         }
-        match buffer {
-            Buffer::Key => Ok(layer.0 * self.buffers_per_layer()),
-            Buffer::Value if self.buffers_per_layer() == 2 => Ok(layer.0 * 2 + 1),
-            Buffer::Value => Err(GeometryError::NoValueBuffer),
-        }
+        let place = self.buffers().iter().position(|&kept| kept == buffer).ok_or(GeometryError::NoValueBuffer)?;
+        Ok(u64::from(layer.0) * u64::from(self.buffers_per_layer()) + place as u64)
     }
 }
 

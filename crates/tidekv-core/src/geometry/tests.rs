@@ -180,6 +180,21 @@ fn bad_input_is_refused_in_one_sentence() {
     }
 }
 
+/// Found by fuzzing: products and sums of absurd but representable numbers overflowed instead of being refused.
+#[test]
+fn absurd_numbers_overflow_nothing() {
+    // Ids past the reservation, times a stride of 2^40.
+    let wide =
+        config(KvShape::latent(1, 1 << 31, 1, 1 << 9), Layout::Interleaved, ChunkChoice::Auto, Capacity::Pages(3));
+    assert_eq!(Geometry::new(&wide).unwrap().block_of(KernelId(u32::MAX)), None);
+    // More than 2^31 layers: the last buffer's number does not fit 32 bits.
+    let deep = KvShape::heads(u32::MAX, 1, 1, 1, 1);
+    assert_eq!(deep.buffer_index(LayerIndex(u32::MAX - 1), Buffer::Value), Ok(2 * u64::from(u32::MAX) - 1));
+    // A page size near 2^64.
+    let chunk = ChunkChoice::Bytes(Bytes(u64::MAX - (2 << 20) + 1));
+    assert!(Geometry::new(&config(KvShape::latent(1, 3, 1, 1), Layout::PerLayer, chunk, Capacity::Pages(1))).is_err());
+}
+
 prop_compose! {
     fn any_attention()(latent: bool, kv_heads in 1u32..12, key in 1u32..300, value in 1u32..300, same: bool, size in 1u32..1200) -> Attention {
         if latent {
