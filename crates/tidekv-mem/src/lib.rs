@@ -34,3 +34,8 @@ pub use meter::{Call, CallMeter};
 pub use raw::RawPages;
 pub use reservation::{PageUse, Reservation};
 pub use select::{BackendName, open};
+
+/// The README's example must compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct ReadmeExample;
