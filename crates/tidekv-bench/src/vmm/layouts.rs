@@ -43,9 +43,10 @@ pub(super) fn geometry(plan: &Plan, layout: Layout, backend: &dyn Backend) -> an
 
 /// All layouts, in short rounds that take turns: whatever slows the machine for a while slows each of them.
 pub(super) fn measure(backend: &SharedBackend, plan: &Plan, progress: &Progress) -> anyhow::Result<Vec<LayoutTimes>> {
+    let bytes = bytes_per_turn(plan, &**backend)?;
     let mut turns = Vec::new();
     for &layout in &plan.layouts_measured {
-        turns.push(Turn::new(backend, plan, layout).with_context(|| format!("the {} layout", layout.name()))?);
+        turns.push(Turn::new(backend, plan, layout, bytes).with_context(|| format!("the {} layout", layout.name()))?);
     }
     for round in plan.rounds() {
         for turn in &mut turns {
@@ -67,7 +68,7 @@ struct Turn {
 }
 
 impl Turn {
-    fn new(backend: &SharedBackend, plan: &Plan, layout: Layout) -> anyhow::Result<Self> {
+    fn new(backend: &SharedBackend, plan: &Plan, layout: Layout, bytes: Bytes) -> anyhow::Result<Self> {
         let geometry = geometry(plan, layout, &**backend)?;
         let reserve = || Reservation::new(Arc::clone(backend), *geometry.placement(), RegionOptions::default());
         let mut init = Samples::new();
@@ -78,7 +79,7 @@ impl Turn {
                 Ok(())
             })?;
         }
-        let pages = pages_at_once(plan, &geometry, &**backend)?;
+        let pages = u32::try_from(bytes.0 / geometry.page_bytes().0).unwrap_or(u32::MAX).min(geometry.page_count());
         let reservation = reserve()?;
         // One round unmeasured, as for the page sizes.
         one_round(&reservation, pages, &mut MapTimes::default())?;
@@ -110,14 +111,17 @@ fn one_round(reservation: &Reservation, pages: u32, times: &mut MapTimes) -> any
     Ok(())
 }
 
-/// As many page ids as asked for and as fit into half of what is free.
-fn pages_at_once(plan: &Plan, geometry: &Geometry, backend: &dyn Backend) -> anyhow::Result<u32> {
+/// What every layout maps in one turn: as many of the largest page ids as asked for and as fit into half of what is free.
+/// Equal bytes for all, so that a time per GiB means the same in each.
+fn bytes_per_turn(plan: &Plan, backend: &dyn Backend) -> anyhow::Result<Bytes> {
+    let mut largest = Bytes::ZERO;
+    for &layout in &plan.layouts_measured {
+        largest = largest.max(geometry(plan, layout, backend)?.page_bytes());
+    }
     let half = Bytes(backend.memory()?.free.0 / 2);
-    let fit = u32::try_from(half.0 / geometry.page_bytes().0).unwrap_or(u32::MAX);
     anyhow::ensure!(
-        fit > 0,
-        "one page id takes {}, more than half of the free memory: use fewer --layers",
-        geometry.page_bytes()
+        largest <= half,
+        "one page id takes {largest}, more than half of the free memory: use fewer --layers"
     );
-    Ok(plan.pages.min(fit).min(geometry.page_count()))
+    Ok(Bytes(half.0.min(largest.0 * u64::from(plan.pages))))
 }

@@ -72,7 +72,7 @@ pub struct VmmArgs {
     #[arg(long, value_name = "SIZE,...", default_value = "2M,16M,128M")]
     pub page_size: List<Bytes>,
 
-    /// Pages mapped in each round
+    /// Pages mapped in each round; of the layouts, as many bytes as that many of the largest page ids
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub pages: u32,
 
