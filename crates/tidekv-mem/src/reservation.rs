@@ -336,11 +336,19 @@ impl Drop for Reservation {
         if self.birth.is_foreign() {
             return;
         }
-        for page in (0..self.placement.page_count()).map(PageId) {
+        let has_memory = |state: &mut AtomicU8| *state.get_mut() != UNMAPPED;
+        let left: Vec<PageId> = (0..)
+            .map(PageId)
+            .zip(&mut self.states)
+            .filter_map(|(page, state)| has_memory(state).then_some(page))
+            .collect();
+        if !left.is_empty() && self.backend.capabilities().needs_fence {
+            // Unmapping under a running kernel would end the engine's context. Work that already failed is no reason to stay.
+            let _ = self.backend.synchronise();
+        }
+        for page in left {
             // What cannot be given back here goes with the region, which keeps the address range for it.
-            if *self.states[page.index()].get_mut() != UNMAPPED {
-                let _ = self.give_back(page);
-            }
+            let _ = self.give_back(page);
         }
     }
 }
