@@ -19,6 +19,9 @@ pub struct Capabilities {
     pub name: &'static str,
     /// The device in words, for tables and results.
     pub device: String,
+    /// Names the device in files that processes share: `host`, `fake`, or the UUID of the GPU (or MIG slice), which is the
+    /// same in every process whatever `CUDA_VISIBLE_DEVICES` says.
+    pub id: String,
     /// Version of the driver below, where there is one.
     pub driver: Option<String>,
     /// What a handle's size must be a multiple of.

@@ -29,6 +29,20 @@ fn a_machine_without_a_driver_gets_one_sentence() {
     }
 }
 
+/// Other processes find the ledger of this GPU by its UUID, as `nvidia-smi` writes it.
+#[test]
+fn the_id_is_the_uuid_that_nvidia_smi_shows() {
+    let test = "the_id_is_the_uuid_that_nvidia_smi_shows";
+    let Some(backend) = cuda(test, CudaOptions::default()) else { return };
+    match std::process::Command::new("nvidia-smi").arg("-L").output() {
+        Ok(listing) => {
+            let listing = String::from_utf8_lossy(&listing.stdout).into_owned();
+            assert!(listing.contains(&backend.capabilities().id), "{} is not in {listing}", backend.capabilities().id);
+        }
+        Err(error) => support::skip(test, &format!("nvidia-smi: {error}")),
+    }
+}
+
 #[test]
 fn a_device_that_does_not_exist_is_named_with_the_range() {
     if cuda("a_device_that_does_not_exist_is_named_with_the_range", CudaOptions::default()).is_none() {

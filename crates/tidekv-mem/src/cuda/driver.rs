@@ -58,6 +58,7 @@ driver_functions! {
     device_count = "cuDeviceGetCount"(*mut c_int);
     device_get = "cuDeviceGet"(*mut CUdevice, c_int);
     device_name = "cuDeviceGetName"(*mut c_char, c_int, CUdevice);
+    device_uuid = "cuDeviceGetUuid_v2"(*mut sys::CUuuid, CUdevice);
     device_attribute = "cuDeviceGetAttribute"(*mut c_int, c_int, CUdevice);
     context_retain = "cuDevicePrimaryCtxRetain"(*mut CUcontext, CUdevice);
     context_release = "cuDevicePrimaryCtxRelease_v2"(CUdevice);

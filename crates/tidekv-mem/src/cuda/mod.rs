@@ -23,7 +23,7 @@ use std::ffi::{CStr, c_int};
 use std::fs;
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUdevice_attribute as Attribute;
+use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUuuid};
 use tidekv_core::geometry::Placement;
 use tidekv_core::units::Bytes;
 
@@ -99,6 +99,7 @@ impl CudaBackend {
         let capabilities = Capabilities {
             name: "cuda",
             device: device_name(driver, device)?,
+            id: device_uuid(driver, device)?,
             driver: Some(driver_version(driver)),
             granularity,
             host_accessible: false,
@@ -206,6 +207,15 @@ fn device_name(driver: &Driver, device: c_int) -> Result<String, MemError> {
     // SAFETY: zeroed before, and at most 255 bytes were written: there is a NUL.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) };
     Ok(name.to_string_lossy().into_owned())
+}
+
+/// As `nvidia-smi -L` writes it.
+fn device_uuid(driver: &Driver, device: c_int) -> Result<String, MemError> {
+    let mut uuid = CUuuid { bytes: [0; 16] };
+    // SAFETY: a place of 16 bytes to write to.
+    unsafe { call!(driver, device_uuid(&raw mut uuid, device)) }?;
+    let hex: String = uuid.bytes.iter().map(|byte| format!("{:02x}", byte.cast_unsigned())).collect();
+    Ok(format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]))
 }
 
 /// `580.95.05 (CUDA 13.0)`: the kernel module's version where it can be read, and the driver API's.

@@ -45,6 +45,7 @@ impl FakeBackend {
         let capabilities = Capabilities {
             name: "fake",
             device: "fake memory".to_owned(),
+            id: "fake".to_owned(),
             driver: None,
             granularity: GRANULARITY,
             host_accessible: false,

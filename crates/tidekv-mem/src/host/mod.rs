@@ -81,6 +81,7 @@ impl HostBackend {
         let capabilities = Capabilities {
             name: "host",
             device: "host memory".to_owned(),
+            id: "host".to_owned(),
             driver: None,
             granularity: if huge { Bytes::mib(2) } else { system_page },
             host_accessible: true,
