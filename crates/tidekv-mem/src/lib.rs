@@ -22,7 +22,6 @@ pub mod host;
 
 mod backend;
 mod error;
-mod fork;
 mod meter;
 mod raw;
 mod reservation;

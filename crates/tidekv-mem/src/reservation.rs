@@ -22,8 +22,8 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use tidekv_core::geometry::{Place, Placement};
 use tidekv_core::units::{ByteOffset, Bytes, PageId};
 
-use crate::fork::Birth;
 use crate::{Backend, MapError, MemError, Region, RegionOptions, UnmapError, UnmappedReads};
+use tidekv_fork::Birth;
 
 const UNMAPPED: u8 = 0;
 const MAPPED: u8 = 1;

@@ -11,7 +11,7 @@ use cudarc::driver::sys::{CUcontext, CUdevice};
 
 use super::driver::{Driver, call};
 use crate::MemError;
-use crate::fork::Birth;
+use tidekv_fork::Birth;
 
 #[derive(Debug)]
 pub(super) struct Context {

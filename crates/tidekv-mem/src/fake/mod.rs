@@ -4,6 +4,7 @@
 //! shows what our own bookkeeping costs. Addresses are invented; bytes are reached through
 //! [`Reservation::read`](crate::Reservation::read) and `write`.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -100,7 +101,7 @@ impl Backend for FakeBackend {
 /// One handle: its memory, and how far it came.
 #[derive(Debug, Default)]
 struct Slot {
-    memory: Option<Box<[u8]>>,
+    memory: Option<FakeMemory>,
     mapped: bool,
     accessible: bool,
 }
@@ -108,9 +109,29 @@ struct Slot {
 impl Slot {
     fn create(&mut self, bytes: Bytes) -> Result<(), MemError> {
         let len = usize::try_from(bytes.0).map_err(|_| MemError::OutOfMemory { wanted: bytes, free: None })?;
-        // `vec![0; n]` comes zeroed straight from the system: pages that are never touched cost nothing.
-        self.memory = Some(vec![0; len].into_boxed_slice());
+        self.memory = Some(FakeMemory { len, written: None });
         Ok(())
+    }
+}
+
+/// Zeros until something is written: fake memory that is never touched costs nothing, however much of it there is.
+#[derive(Debug)]
+struct FakeMemory {
+    len: usize,
+    written: Option<Box<[u8]>>,
+}
+
+impl FakeMemory {
+    fn read(&self, range: Range<usize>, into: &mut [u8]) {
+        match &self.written {
+            Some(bytes) => into.copy_from_slice(&bytes[range]),
+            None => into.fill(0),
+        }
+    }
+
+    fn write(&mut self, range: Range<usize>, from: &[u8]) {
+        let bytes = self.written.get_or_insert_with(|| vec![0; self.len].into_boxed_slice());
+        bytes[range].copy_from_slice(from);
     }
 }
 
@@ -130,11 +151,7 @@ impl FakeRegion {
     }
 
     /// The slot and the range inside it that a copy is about.
-    fn located(
-        &self,
-        offset: ByteOffset,
-        len: usize,
-    ) -> Result<(MutexGuard<'_, Slot>, std::ops::Range<usize>), MemError> {
+    fn located(&self, offset: ByteOffset, len: usize) -> Result<(MutexGuard<'_, Slot>, Range<usize>), MemError> {
         let not_mapped = || MemError::NotMapped { offset: offset.0, end: offset.0 + len as u64 };
         let place = self.placement.locate(offset).ok_or_else(not_mapped)?;
         let start = usize::try_from(place.within).map_err(|_| not_mapped())?;
@@ -182,7 +199,7 @@ impl Region for FakeRegion {
     unsafe fn read(&self, offset: ByteOffset, into: &mut [u8]) -> Result<(), MemError> {
         let (slot, range) = self.located(offset, into.len())?;
         match &slot.memory {
-            Some(memory) if slot.accessible => into.copy_from_slice(&memory[range]),
+            Some(memory) if slot.accessible => memory.read(range, into),
             _ if self.options.unmapped_reads == UnmappedReads::Zeros => into.fill(0),
             _ => {
                 return Err(MemError::NotMapped { offset: offset.0, end: offset.0 + into.len() as u64 });
@@ -195,7 +212,7 @@ impl Region for FakeRegion {
         let (mut slot, range) = self.located(offset, from.len())?;
         let accessible = slot.accessible;
         match &mut slot.memory {
-            Some(memory) if accessible => memory[range].copy_from_slice(from),
+            Some(memory) if accessible => memory.write(range, from),
             _ => {
                 return Err(MemError::NotMapped { offset: offset.0, end: offset.0 + from.len() as u64 });
             }
@@ -210,7 +227,7 @@ impl Region for FakeRegion {
     fn witness(&self) -> Option<Bytes> {
         let bytes = |slot: &Mutex<Slot>| {
             let slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-            slot.memory.as_ref().map_or(0, |memory| memory.len() as u64)
+            slot.memory.as_ref().map_or(0, |memory| memory.len as u64)
         };
         Some(Bytes(self.slots.iter().map(bytes).sum()))
     }

@@ -1,7 +1,7 @@
 //! One address range over one memory file.
 
 use std::ffi::c_void;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -13,9 +13,9 @@ use tidekv_core::geometry::{Extent, Placement};
 use tidekv_core::units::{ByteOffset, Bytes};
 
 use super::{HostOptions, HugePages, Shared, memfd_flags};
-use crate::fork::{Birth, ClosedInChild};
 use crate::meter::Call;
 use crate::{MemError, Region, RegionOptions, UnmappedReads};
+use tidekv_fork::{Birth, ClosedInChild};
 
 /// The slot's bytes are taken from the budget and may be committed in the memory file.
 const COMMITTED: u8 = 1;
@@ -34,12 +34,12 @@ pub(super) struct HostRegion {
 
 impl HostRegion {
     pub(super) fn new(shared: Arc<Shared>, placement: &Placement, options: RegionOptions) -> Result<Self, MemError> {
-        let file = memory_file(shared.options, placement.reservation_bytes())?;
+        let file = ClosedInChild::open(|| memory_file(shared.options, placement.reservation_bytes()))?;
         let space = AddressSpace::new(placement.reservation_bytes(), options.unmapped_reads)?;
         let slots = placement.page_count() as usize * placement.handles_per_page() as usize;
         Ok(Self {
             space,
-            file: ClosedInChild::new(file),
+            file,
             slots: (0..slots).map(|_| AtomicU8::new(0)).collect(),
             handle_bytes: placement.handle_bytes(),
             shared,
