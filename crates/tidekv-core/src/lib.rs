@@ -8,6 +8,7 @@
 //!   geometry   block <-> kernel id <-> byte offset, for the three layouts
 //!   pages      the life of a page: Reserved, Mapping, Idle, InUse, Draining, Unmapping
 //!   blocks     the block allocator over the page table
+//!   share      who may hold how much of a device: fair shares, floors, what is owed
 //! ```
 
 #![forbid(unsafe_code)]
@@ -15,6 +16,7 @@
 pub mod blocks;
 pub mod geometry;
 pub mod pages;
+pub mod share;
 pub mod size;
 pub mod units;
 
