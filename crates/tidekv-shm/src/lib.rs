@@ -1,0 +1,36 @@
+//! tidekv-shm SHARES BYTES: the small files through which processes on one machine know of each other.
+//!
+//! ```text
+//!   <dir>/kvcached_vLLM_4711                 pool segment: 24 bytes, as kvcached's own tools read and write them
+//!   <dir>/kvcached-ledger-1000-GPU-8f...     ledger: one per device and user; who holds how much of it
+//!
+//!   names      what these files are called, and where they lie
+//!   segment    PoolSegment for the pool that owns one, functions for tools
+//!   ledger     Ledger, OwnedEntry, Watch
+//!   lock       locks that the kernel drops with their holder, always taken with a deadline
+//! ```
+//!
+//! Nothing here is mapped into memory. A file in a shared folder can be truncated by anybody who may write it, and
+//! touching a truncated mapping ends the process; `pread` of the same file is a short read. The few microseconds that
+//! it costs are spent only around mapping and unmapping pages, never on the allocation path.
+//!
+//! Ownership is a file lock, so a process killed at any instruction leaves nothing that a neighbour cannot take back.
+//! Every wait has a deadline: a neighbour that is stopped while it holds a lock costs us a typed timeout.
+//!
+//! This crate is one of the few that may use `unsafe`, and only `lock` does.
+
+pub mod ledger;
+pub mod segment;
+
+mod clock;
+mod lock;
+mod names;
+mod process;
+
+pub use clock::now_ms;
+pub use ledger::{
+    Counters, EntrySpec, EntryState, Foreign, Ledger, LedgerEntry, LedgerError, LedgerHeader, LedgerView, OwnedEntry,
+    Reaped, UNLIMITED, Watch,
+};
+pub use names::{DeviceName, NameError, PoolName, RuntimeDir};
+pub use segment::{PoolSegment, SegmentError, SegmentView};

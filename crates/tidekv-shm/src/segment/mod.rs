@@ -1,0 +1,249 @@
+//! The pool segment: three numbers in a file, by which kvcached's tools see our pools and ours see theirs.
+//!
+//! ```text
+//!   0          8          16         24
+//!   |  limit   |   used   | prealloc |      native int64 each, bytes
+//!
+//!   written by operators | written by the pool, and by it alone
+//! ```
+//!
+//! No magic and no version: the format is kvcached's and cannot grow. Everything else that we have to say stands in the
+//! ledger. `docs/formats/pool-segment.md` is this in words.
+//!
+//! | lock | on | meaning |
+//! | --- | --- | --- |
+//! | `flock` | the file | kvcached's: whoever reads takes it shared, whoever writes takes it exclusive |
+//! | range lock | byte 2^32 | ours: held for life by the pool that owns the segment; kvcached's own have none |
+
+mod owned;
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FileType, Mode, OFlags, fstat, open, unlink};
+use rustix::io::{Errno, pread, pwrite};
+use tidekv_core::units::Bytes;
+
+pub use owned::PoolSegment;
+
+use crate::RuntimeDir;
+use crate::lock::{FileLock, LockError, is_locked};
+
+/// The size of every segment.
+pub const SEGMENT_BYTES: usize = 24;
+/// The byte whose lock the owning pool holds.
+const OWNER_BYTE: u64 = 1 << 32;
+/// How long tools wait for a segment's lock. Its holders are done within microseconds, unless they are stopped.
+const LOCK_WAIT: Duration = Duration::from_millis(100);
+
+/// A segment's numbers, as they stand in the file: anybody may have written them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentView {
+    /// What the pool may hold.
+    pub limit: i64,
+    /// What it needs now.
+    pub used: i64,
+    /// What it holds beyond that, ready for use.
+    pub prealloc: i64,
+}
+
+impl SegmentView {
+    /// Reads a file's bytes by kvcached's rule: a segment is exactly 24 bytes, and its first number is above zero.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let view = Self::decode(bytes.try_into().ok()?);
+        (view.limit > 0).then_some(view)
+    }
+
+    /// The three numbers, whatever they are.
+    fn decode(bytes: &[u8; SEGMENT_BYTES]) -> Self {
+        let word = |at: usize| i64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        Self { limit: word(0), used: word(8), prealloc: word(16) }
+    }
+
+    /// The file's bytes.
+    pub fn to_bytes(self) -> [u8; SEGMENT_BYTES] {
+        let mut bytes = [0; SEGMENT_BYTES];
+        for (place, word) in bytes.chunks_exact_mut(8).zip([self.limit, self.used, self.prealloc]) {
+            place.copy_from_slice(&word.to_ne_bytes());
+        }
+        bytes
+    }
+}
+
+/// An operation on a segment that was not carried out.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SegmentError {
+    /// Somebody held the file's lock all the time; most likely it is stopped. Trying again can help.
+    #[error("{} was locked for all of {waited:?}: a process that uses it may be stopped", .path.display())]
+    LockTimeout {
+        /// The segment.
+        path: PathBuf,
+        /// How long we tried.
+        waited: Duration,
+    },
+    /// Another living pool has this name.
+    #[error("{} belongs to another pool that is alive: choose another name", .path.display())]
+    InUse {
+        /// The segment.
+        path: PathBuf,
+    },
+    /// There is something of this name that is no segment, or not one of this user.
+    #[error("{} is not a segment of this user: choose another name, or move it away", .path.display())]
+    NotOurs {
+        /// The file.
+        path: PathBuf,
+    },
+    /// There is no such segment.
+    #[error("{} is not there, or not a segment", .path.display())]
+    NotFound {
+        /// The file.
+        path: PathBuf,
+    },
+    /// More bytes than the format can say.
+    #[error("{bytes} bytes do not fit a segment")]
+    TooLarge {
+        /// As asked for.
+        bytes: u64,
+    },
+    /// The segment belongs to the process that made it.
+    #[error("this segment was made before a fork and belongs to the parent process")]
+    Forked,
+    /// The operating system refused a call.
+    #[error("{call} of {} failed", .path.display())]
+    Os {
+        /// The system call.
+        call: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl SegmentError {
+    /// Whether the same call can succeed later without anybody changing anything about it.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::LockTimeout { .. })
+    }
+
+    fn os(call: &'static str, path: &Path) -> impl FnOnce(Errno) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Os { call, path, source: source.into() }
+    }
+}
+
+/// Reads a segment; `None` if there is no file or it is not one. The lock is waited for only a moment, so that a
+/// stopped process does not hide a pool: 24 bytes in one call are as good as locked.
+pub fn read(path: &Path) -> Result<Option<SegmentView>, SegmentError> {
+    let Some(file) = open_segment(path, OFlags::RDONLY)? else { return Ok(None) };
+    let _lock = FileLock::shared(&file, Instant::now() + LOCK_WAIT).ok();
+    // One byte more than there may be, to see that there is not.
+    let mut bytes = [0; SEGMENT_BYTES + 1];
+    let length = read_bytes(file.as_fd(), &mut bytes).map_err(SegmentError::os("pread", path))?;
+    Ok(SegmentView::parse(&bytes[..length]))
+}
+
+/// Writes an operator's limit, and nothing else.
+pub fn write_limit(path: &Path, limit: Bytes) -> Result<(), SegmentError> {
+    let word = number(limit)?;
+    let not_found = || SegmentError::NotFound { path: path.to_owned() };
+    let file = open_segment(path, OFlags::RDWR)?.ok_or_else(not_found)?;
+    let _lock = lock_exclusive(&file, path, Instant::now() + LOCK_WAIT)?;
+    // Looked at under the lock: a file that is anything but a segment is not written to.
+    if !is_segment_size(file.as_fd(), path)? {
+        return Err(not_found());
+    }
+    write_bytes(file.as_fd(), &word.to_ne_bytes(), 0).map_err(SegmentError::os("pwrite", path))
+}
+
+/// All segments of a folder with their names, in the order of the names. What cannot be read is left out: the folder
+/// is everybody's.
+pub fn list(dir: &RuntimeDir) -> Vec<(String, SegmentView)> {
+    let Ok(entries) = std::fs::read_dir(dir.path()) else { return Vec::new() };
+    let segment = |entry: io::Result<std::fs::DirEntry>| {
+        let entry = entry.ok()?;
+        // The size first: most files of a shared folder are something else, and opening them would be noticed.
+        let metadata = entry.metadata().ok()?;
+        if !metadata.is_file() || metadata.len() != SEGMENT_BYTES as u64 {
+            return None;
+        }
+        Some((entry.file_name().into_string().ok()?, read(&entry.path()).ok()??))
+    };
+    let mut found: Vec<_> = entries.filter_map(segment).collect();
+    found.sort_by(|(a, _), (b, _)| a.cmp(b));
+    found
+}
+
+/// Unlinks a segment; says whether it was there. A living pool notices and makes it again.
+pub fn delete(path: &Path) -> Result<bool, SegmentError> {
+    if open_segment(path, OFlags::RDONLY)?.is_none() {
+        return Ok(false);
+    }
+    match unlink(path) {
+        Ok(()) => Ok(true),
+        Err(Errno::NOENT) => Ok(false),
+        Err(error) => Err(SegmentError::os("unlink", path)(error)),
+    }
+}
+
+/// Whether a living pool of ours owns this segment. kvcached's own pools hold no lock and cannot be told from dead ones.
+pub fn has_owner(path: &Path) -> Result<bool, SegmentError> {
+    let Some(file) = open_segment(path, OFlags::RDONLY)? else { return Ok(false) };
+    is_locked(file.as_fd(), OWNER_BYTE).map_err(SegmentError::os("fcntl", path))
+}
+
+/// Opens a file that has the shape of a segment. Never waits, follows no link.
+fn open_segment(path: &Path, access: OFlags) -> Result<Option<OwnedFd>, SegmentError> {
+    let flags = access | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = match open(path, flags, Mode::empty()) {
+        Ok(file) => file,
+        Err(Errno::NOENT | Errno::LOOP | Errno::ISDIR | Errno::NXIO | Errno::NOTDIR) => return Ok(None),
+        Err(error) => return Err(SegmentError::os("open", path)(error)),
+    };
+    Ok(is_segment_size(file.as_fd(), path)?.then_some(file))
+}
+
+fn is_segment_size(file: BorrowedFd<'_>, path: &Path) -> Result<bool, SegmentError> {
+    let stat = fstat(file).map_err(SegmentError::os("fstat", path))?;
+    let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    Ok(regular && u64::try_from(stat.st_size) == Ok(SEGMENT_BYTES as u64))
+}
+
+fn lock_exclusive<'a>(file: &'a impl AsFd, path: &Path, deadline: Instant) -> Result<FileLock<'a>, SegmentError> {
+    FileLock::exclusive(file, deadline).map_err(|error| match error {
+        LockError::Timeout { waited } => SegmentError::LockTimeout { path: path.to_owned(), waited },
+        LockError::Os(error) => SegmentError::os("flock", path)(error),
+    })
+}
+
+fn number(bytes: Bytes) -> Result<i64, SegmentError> {
+    i64::try_from(bytes.0).map_err(|_| SegmentError::TooLarge { bytes: bytes.0 })
+}
+
+fn read_bytes(file: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
+    loop {
+        match pread(file, &mut *buffer, 0) {
+            Err(Errno::INTR) => {}
+            result => return result,
+        }
+    }
+}
+
+/// A few bytes inside one page: written whole, or not at all.
+fn write_bytes(file: BorrowedFd<'_>, bytes: &[u8], offset: u64) -> Result<(), Errno> {
+    loop {
+        match pwrite(file, bytes, offset) {
+            Ok(count) if count == bytes.len() => return Ok(()),
+            Ok(_) => return Err(Errno::NOSPC),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
