@@ -1,0 +1,316 @@
+//! The pool's account in the device's ledger: what it may hold, what it holds, what it wants.
+//!
+//! ```text
+//!   reserve:  granted += bytes   under the ledger's lock, before the map      refused: the demand is posted
+//!   release:  granted -= bytes   then written                                 after the unmap
+//!
+//!   ledger entry   reserved >= granted >= what the driver holds for us        at every instruction
+//! ```
+//!
+//! `granted` is kept here and every update writes it whole, never as a difference. So an update that fails (a
+//! neighbour stopped with the lock in hand) needs no undo list: the entry shows a little too much until the next update
+//! succeeds, and too much is the safe side. A process killed anywhere leaves an entry that counts all it held.
+//!
+//! Demand has two sorts: *waiting*, by callers that are inside a wait, and *lingering*, of a caller that was refused
+//! and is expected back within a scheduling round. The second expires, so that nobody evicts for an engine that has
+//! changed its mind.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use tidekv_core::share::{PoolClaim, grantable};
+use tidekv_core::units::Bytes;
+use tidekv_mem::Backend;
+use tidekv_shm::{Counters, EntryState, Ledger, LedgerEntry, LedgerError, LedgerView, OwnedEntry, Watch, now_ms};
+
+use crate::returning::{refresh_budget, settle_returning};
+use crate::table::assert_unlocked;
+
+/// How long a refused demand stays posted when its caller does not wait.
+pub(crate) const LINGER: Duration = Duration::from_millis(250);
+
+/// What an update waits at most for the ledger's lock.
+pub(crate) const LEDGER_PATIENCE: Duration = Duration::from_millis(200);
+
+/// What a caller whose wait is over still waits to say so; otherwise the background thread does.
+const WITHDRAW_PATIENCE: Duration = Duration::from_millis(5);
+
+/// Counts of events, as the ledger shows them.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) maps: AtomicU64,
+    pub(crate) unmaps: AtomicU64,
+    pub(crate) waits: AtomicU64,
+    pub(crate) reclaims: AtomicU64,
+    pub(crate) failures: AtomicU64,
+}
+
+impl Tally {
+    pub(crate) fn counters(&self) -> Counters {
+        Counters {
+            maps: self.maps.load(Relaxed),
+            unmaps: self.unmaps.load(Relaxed),
+            waits: self.waits.load(Relaxed),
+            reclaims: self.reclaims.load(Relaxed),
+            failures: self.failures.load(Relaxed),
+        }
+    }
+}
+
+/// What only the table knows, taken before an update.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Figures {
+    /// Held and not needed: idle pages and those on their way out.
+    pub(crate) spare: Bytes,
+    /// What the engine was asked to free.
+    pub(crate) reclaim: Bytes,
+}
+
+/// Who asks for memory, and so what becomes of a refusal.
+#[derive(Debug)]
+pub(crate) enum Asker<'a> {
+    /// A caller that comes back later.
+    Passing,
+    /// A caller inside a wait; what it has posted so far.
+    Waiting(&'a mut Bytes),
+    /// The reserve: it never posts and never competes with those who do.
+    Reserve,
+}
+
+/// The ledger's answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Grant {
+    Granted,
+    Short { grantable: Bytes },
+}
+
+#[derive(Debug)]
+pub(crate) struct Account {
+    entry: OwnedEntry,
+    ledger: Ledger,
+    backend: Arc<dyn Backend>,
+    utilization: f64,
+    pub(crate) tally: Tally,
+    granted: AtomicU64,
+    /// What the ledger would have granted on top at our last look.
+    headroom: AtomicU64,
+    waiting: AtomicU64,
+    lingering: AtomicU64,
+    linger_until_ms: AtomicU64,
+    /// Bytes in use on the device at the last look; `u64::MAX` for unknown.
+    device_used: AtomicU64,
+}
+
+impl Account {
+    pub(crate) fn new(entry: OwnedEntry, backend: Arc<dyn Backend>, utilization: f64) -> Self {
+        Self {
+            ledger: entry.ledger().clone(),
+            entry,
+            backend,
+            utilization,
+            tally: Tally::default(),
+            granted: AtomicU64::new(0),
+            headroom: AtomicU64::new(0),
+            waiting: AtomicU64::new(0),
+            lingering: AtomicU64::new(0),
+            linger_until_ms: AtomicU64::new(0),
+            device_used: AtomicU64::new(u64::MAX),
+        }
+    }
+
+    pub(crate) fn slot(&self) -> u32 {
+        self.entry.slot()
+    }
+
+    /// The ledger as it is, without its lock.
+    pub(crate) fn read(&self) -> Result<LedgerView, LedgerError> {
+        self.ledger.read()
+    }
+
+    /// Wakes when anybody changes the ledger or dies.
+    pub(crate) fn watch(&self) -> Result<Watch, LedgerError> {
+        self.ledger.watch()
+    }
+
+    /// Bytes this pool has a right to.
+    pub(crate) fn granted(&self) -> Bytes {
+        Bytes(self.granted.load(Relaxed))
+    }
+
+    /// What the ledger would have granted on top at the last look.
+    pub(crate) fn headroom(&self) -> Bytes {
+        Bytes(self.headroom.load(Relaxed))
+    }
+
+    /// Somebody looked.
+    pub(crate) fn note_headroom(&self, bytes: Bytes) {
+        self.headroom.store(bytes.0, Relaxed);
+    }
+
+    /// What the pool wants beyond that and did not get.
+    pub(crate) fn demand(&self) -> Bytes {
+        Bytes(self.waiting.load(Relaxed).saturating_add(self.lingering.load(Relaxed)))
+    }
+
+    /// When the lingering demand expires, if there is one.
+    pub(crate) fn lingers_for(&self) -> Option<Duration> {
+        (self.lingering.load(Relaxed) > 0)
+            .then(|| Duration::from_millis(self.linger_until_ms.load(Relaxed).saturating_sub(now_ms())))
+    }
+
+    /// Forgets a lingering demand whose time is over. Says whether there was one.
+    pub(crate) fn expire_demand(&self) -> bool {
+        self.lingers_for() == Some(Duration::ZERO) && self.lingering.swap(0, Relaxed) > 0
+    }
+
+    /// Asks for the right to map `bytes` more. A refusal is posted as demand, unless the reserve asks.
+    pub(crate) fn reserve(
+        &self,
+        bytes: Bytes,
+        figures: Figures,
+        mut asker: Asker<'_>,
+        deadline: Instant,
+    ) -> Result<Grant, LedgerError> {
+        let mut taken = Bytes::ZERO;
+        let answer = self.update(deadline, |view, me| {
+            let mut me = me;
+            self.write(&mut view.entries[me], figures);
+            let mut free = free_for(view, me, &asker);
+            if free < bytes {
+                // A dead neighbour may hold what we need.
+                me = self.tidy(view, me);
+                free = free_for(view, me, &asker);
+            }
+            let granted = bytes <= free;
+            if granted {
+                taken = bytes;
+                self.granted.fetch_add(bytes.0, Relaxed);
+            }
+            self.note_demand(&mut asker, if granted { Bytes::ZERO } else { bytes });
+            self.write(&mut view.entries[me], figures);
+            if granted { Grant::Granted } else { Grant::Short { grantable: free } }
+        });
+        if answer.is_err() {
+            // The closure may have run and its result not been written: nothing was granted.
+            self.granted.fetch_sub(taken.0, Relaxed);
+        }
+        answer
+    }
+
+    /// Gives up the right to `bytes`, which the driver has back. Where the ledger is locked, it hears of it later.
+    pub(crate) fn release(&self, bytes: Bytes, figures: Figures) {
+        if bytes == Bytes::ZERO {
+            return;
+        }
+        self.granted.fetch_sub(bytes.0, Relaxed);
+        if let Err(error) = self.publish(figures, |_| {}) {
+            tracing::debug!(%error, %bytes, "the ledger hears of released memory later");
+        }
+    }
+
+    /// The caller no longer waits.
+    pub(crate) fn withdraw(&self, posted: Bytes, figures: Figures) {
+        if posted > Bytes::ZERO {
+            self.waiting.fetch_sub(posted.0, Relaxed);
+            let deadline = Instant::now() + WITHDRAW_PATIENCE;
+            if let Err(error) = self.update(deadline, |view, me| self.write(&mut view.entries[me], figures)) {
+                tracing::debug!(%error, "the ledger hears of a withdrawn demand later");
+            }
+        }
+    }
+
+    /// Writes everything this pool says of itself, and `change` on top.
+    pub(crate) fn publish(&self, figures: Figures, change: impl FnOnce(&mut LedgerEntry)) -> Result<(), LedgerError> {
+        self.update(Instant::now() + LEDGER_PATIENCE, |view, me| {
+            self.write(&mut view.entries[me], figures);
+            change(&mut view.entries[me]);
+        })
+    }
+
+    /// Looks after the ledger: dead owners, memory on its way back, the budget where nobody gave one.
+    pub(crate) fn maintain(&self) -> Result<(), LedgerError> {
+        // Asked before the lock is taken: a driver may take its time.
+        let memory = self.backend.memory().ok();
+        let used = memory.map_or(u64::MAX, |memory| memory.total.saturating_sub(memory.free).0);
+        self.device_used.store(used, Relaxed);
+        self.update(Instant::now() + LEDGER_PATIENCE, |view, me| {
+            self.tidy(view, me);
+            let returning = view.entries.iter().any(|entry| entry.state == EntryState::Returning);
+            if let Some(memory) = memory.filter(|_| !returning) {
+                refresh_budget(view, memory, self.utilization, now_ms());
+            }
+        })
+    }
+
+    /// Whether the entry in the ledger says something else than [`write`](Self::write) would.
+    pub(crate) fn differs(&self, entry: &LedgerEntry, figures: Figures) -> bool {
+        let mut now = entry.clone();
+        self.write(&mut now, figures);
+        now != *entry
+    }
+
+    /// What this pool claims of the device at this moment, on the terms that its entry has.
+    pub(crate) fn claim(&self, entry: &LedgerEntry, figures: Figures) -> PoolClaim {
+        let mut now = entry.clone();
+        self.write(&mut now, figures);
+        now.claim()
+    }
+
+    fn write(&self, entry: &mut LedgerEntry, figures: Figures) {
+        entry.reserved = self.granted();
+        entry.idle = figures.spare.min(entry.reserved);
+        // Pages being mapped count as used: they are about to be.
+        entry.in_use = entry.reserved.saturating_sub(entry.idle);
+        entry.demand = self.demand();
+        entry.reclaim = figures.reclaim;
+        entry.counters = self.tally.counters();
+    }
+
+    fn note_demand(&self, asker: &mut Asker<'_>, missing: Bytes) {
+        match asker {
+            Asker::Reserve => {}
+            Asker::Waiting(posted) => {
+                self.waiting.fetch_add(missing.0, Relaxed);
+                self.waiting.fetch_sub(posted.0, Relaxed);
+                **posted = missing;
+            }
+            Asker::Passing => {
+                self.lingering.store(missing.0, Relaxed);
+                let until = now_ms().saturating_add(u64::try_from(LINGER.as_millis()).unwrap_or(u64::MAX));
+                self.linger_until_ms.store(until, Relaxed);
+            }
+        }
+    }
+
+    /// Settles what dead owners left (every update reaps them before). Says where our entry is then.
+    fn tidy(&self, view: &mut LedgerView, me: usize) -> usize {
+        let (now, slot) = (now_ms(), view.entries[me].slot);
+        let asynchronous = self.backend.capabilities().needs_fence;
+        let used = Some(Bytes(self.device_used.load(Relaxed))).filter(|used| used.0 < u64::MAX);
+        if settle_returning(view, now, asynchronous, used) {
+            view.reap(now);
+        }
+        view.index_of(slot).expect("our own lock is held, so nobody reaps our entry")
+    }
+
+    fn update<T>(&self, deadline: Instant, change: impl FnOnce(&mut LedgerView, usize) -> T) -> Result<T, LedgerError> {
+        assert_unlocked("a ledger update");
+        self.entry.update(deadline, |view, me| {
+            let slot = view.entries[me].slot;
+            let outcome = change(view, me);
+            if let Some(me) = view.index_of(slot) {
+                self.note_headroom(grantable(view.header.budget, &view.pool_claims(), me));
+            }
+            outcome
+        })
+    }
+}
+
+fn free_for(view: &LedgerView, me: usize, asker: &Asker<'_>) -> Bytes {
+    let others_wait = || view.entries.iter().enumerate().any(|(at, entry)| at != me && entry.demand > Bytes::ZERO);
+    if matches!(asker, Asker::Reserve) && others_wait() {
+        return Bytes::ZERO;
+    }
+    grantable(view.header.budget, &view.pool_claims(), me)
+}

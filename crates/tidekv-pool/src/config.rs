@@ -1,0 +1,319 @@
+//! Everything a pool is told when it is opened: one value, no globals, so two pools fit into one process.
+//!
+//! | variable                        | field           | unset                                              |
+//! |---------------------------------|-----------------|----------------------------------------------------|
+//! | `KVCACHED_IPC_NAME`             | `name`          | as given to [`PoolConfig::new`]                    |
+//! | `KVCACHED_RUNTIME_DIR`          | `runtime_dir`   | `/dev/shm`                                         |
+//! | `KVCACHED_PAGE_SIZE_MB`         | `geometry.chunk`| as given                                           |
+//! | `KVCACHED_HOST_BUDGET`          | `budget`        | machine or control group (host back-end alone)     |
+//! | `KVCACHED_GPU_UTILIZATION`      | `utilization`   | 0.95                                               |
+//! | `KVCACHED_MIN_RESERVED_PAGES`, `KVCACHED_MAX_RESERVED_PAGES` | `reserve` | automatic; one alone completes the other with kvcached's 5 or 10 |
+//! | `KVCACHED_PAGE_PREALLOC_ENABLED`| `reserve`       | true; false maps nothing ahead (limits still work) |
+//!
+//! Sizes are written as everywhere (`20G`, `1.5GiB`), truth as `true`/`false`/`1`/`0` in any case.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidekv_core::geometry::{ChunkChoice, GeometryConfig, GeometryError};
+use tidekv_core::size::SizeError;
+use tidekv_core::units::{Bytes, GroupId};
+use tidekv_mem::{Backend, UnmappedReads};
+use tidekv_shm::{DeviceName, NameError, PoolName, RuntimeDir};
+
+use crate::reserve::ReservePolicy;
+
+/// How long pages stay idle before they are given back, unless told otherwise.
+pub const DEFAULT_DECAY: Duration = Duration::from_secs(2);
+
+const DEFAULT_UTILIZATION: f64 = 0.95;
+const KVCACHED_MIN_RESERVED: u32 = 5;
+const KVCACHED_MAX_RESERVED: u32 = 10;
+
+/// A pool's part of the device when neighbours want it too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Always kept free for this pool, whether it uses it or not.
+    pub floor: Bytes,
+    /// Never more than this; `None` for no ceiling.
+    pub ceiling: Option<Bytes>,
+    /// Part of what is contended, relative to the others of the same priority. At least 1.
+    pub weight: u32,
+    /// Higher ones are served first.
+    pub priority: i32,
+}
+
+impl Default for Share {
+    fn default() -> Self {
+        Self { floor: Bytes::ZERO, ceiling: None, weight: 1, priority: 0 }
+    }
+}
+
+/// How to open a pool.
+#[derive(Clone, Debug)]
+pub struct PoolConfig {
+    /// Its name. When a living pool has it already, a number is added.
+    pub name: PoolName,
+    /// Layers that share block ids: groups above 0 have their own segment and ledger entry.
+    pub group: GroupId,
+    /// Where memory comes from.
+    pub backend: Arc<dyn Backend>,
+    /// Whose ledger to use; `None` for the back-end's own.
+    pub device: Option<DeviceName>,
+    /// Sizes and layout.
+    pub geometry: GeometryConfig,
+    /// What reads of unmapped addresses do.
+    pub unmapped_reads: UnmappedReads,
+    /// Folder of segments and ledgers.
+    pub runtime_dir: RuntimeDir,
+    /// What all pools of the device may hold together; `None` for `total x utilization` less what others hold.
+    pub budget: Option<Bytes>,
+    /// Part of the device that pools may use, above 0 and at most 1.
+    pub utilization: f64,
+    /// Limit at the start; `None` for the whole reservation.
+    pub limit: Option<Bytes>,
+    /// Part of the device under contention.
+    pub share: Share,
+    /// Idle pages to keep.
+    pub reserve: ReservePolicy,
+    /// Pages idle for this long are given back, except the reserve.
+    pub decay: Duration,
+    /// How long [`KvPool::alloc`](crate::KvPool::alloc) may wait for neighbours; zero for not at all.
+    pub wait: Duration,
+    /// Keep block 0 as padding that is never handed out.
+    pub null_block: bool,
+    /// kvcached's flag: the engine calls from several threads. Every pool may be called so; kept for its users.
+    pub async_sched: bool,
+}
+
+/// A setting that makes no sense.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A variable that is not what it should be.
+    #[error("{variable}={value:?} is not {wanted}")]
+    Variable {
+        /// Which.
+        variable: &'static str,
+        /// As set.
+        value: String,
+        /// What it should be.
+        wanted: &'static str,
+    },
+    /// A variable that should be a size.
+    #[error("{variable} is not a size")]
+    Size {
+        /// Which.
+        variable: &'static str,
+        /// Why not.
+        #[source]
+        source: SizeError,
+    },
+    /// `KVCACHED_PAGE_SIZE_MB`.
+    #[error(transparent)]
+    PageSize(#[from] GeometryError),
+    /// A name that nothing usable is left of.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// Not a part of the device.
+    #[error("a utilization of {value} is not above 0 and at most 1")]
+    Utilization {
+        /// As given.
+        value: f64,
+    },
+    /// A weight of zero would mean a pool that never gets anything.
+    #[error("a weight of 0 is not a share: give at least 1, or a ceiling of 0 to take the pool's memory away")]
+    Weight,
+    /// The reserve's bounds are the wrong way round.
+    #[error("a reserve of at least {min} and at most {max} pages: the first must not exceed the second")]
+    Reserve {
+        /// Least idle pages.
+        min: u32,
+        /// Most idle pages.
+        max: u32,
+    },
+}
+
+impl PoolConfig {
+    /// The defaults: automatic reserve, whole reservation as limit, weight 1, no floor, no null block.
+    pub fn new(name: PoolName, backend: Arc<dyn Backend>, geometry: GeometryConfig) -> Self {
+        Self {
+            name,
+            group: GroupId(0),
+            backend,
+            device: None,
+            geometry,
+            unmapped_reads: UnmappedReads::default(),
+            runtime_dir: RuntimeDir::from_env(),
+            budget: None,
+            utilization: DEFAULT_UTILIZATION,
+            limit: None,
+            share: Share::default(),
+            reserve: ReservePolicy::Auto,
+            decay: DEFAULT_DECAY,
+            wait: Duration::ZERO,
+            null_block: false,
+            async_sched: false,
+        }
+    }
+
+    /// Lets the environment decide what it speaks about: `KVCACHED_IPC_NAME`, `KVCACHED_RUNTIME_DIR`,
+    /// `KVCACHED_PAGE_SIZE_MB`, `KVCACHED_HOST_BUDGET`, `KVCACHED_GPU_UTILIZATION`, `KVCACHED_MIN_RESERVED_PAGES`,
+    /// `KVCACHED_MAX_RESERVED_PAGES` and `KVCACHED_PAGE_PREALLOC_ENABLED`.
+    ///
+    /// # Errors
+    /// [`ConfigError`] names the variable that is malformed.
+    pub fn with_env(self) -> Result<Self, ConfigError> {
+        self.with_variables(|name| std::env::var(name).ok())
+    }
+
+    /// [`with_env`](Self::with_env) with another source of variables.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_variables(mut self, variable: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
+        let get = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
+        if let Some(name) = get("KVCACHED_IPC_NAME") {
+            self.name = PoolName::new(&name)?;
+        }
+        if let Some(path) = get("KVCACHED_RUNTIME_DIR") {
+            self.runtime_dir = RuntimeDir::at(path);
+        }
+        if let Some(text) = get("KVCACHED_PAGE_SIZE_MB") {
+            self.geometry.chunk = ChunkChoice::from_page_size_mb(Some(&text))?;
+        }
+        if let Some(text) = get("KVCACHED_HOST_BUDGET").filter(|_| self.backend.capabilities().name != "cuda") {
+            let bytes = text.parse();
+            self.budget = Some(bytes.map_err(|source| ConfigError::Size { variable: "KVCACHED_HOST_BUDGET", source })?);
+        }
+        if let Some(text) = get("KVCACHED_GPU_UTILIZATION") {
+            let parsed = text.trim().parse().ok().filter(|&part| is_part(part));
+            self.utilization =
+                parsed.ok_or_else(|| bad("KVCACHED_GPU_UTILIZATION", &text, "a number above 0 and at most 1"))?;
+        }
+        self.reserve = reserve_from(&get, self.reserve)?;
+        Ok(self)
+    }
+
+    /// Checks what types alone do not.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        if !is_part(self.utilization) {
+            return Err(ConfigError::Utilization { value: self.utilization });
+        }
+        if self.share.weight == 0 {
+            return Err(ConfigError::Weight);
+        }
+        match self.reserve {
+            ReservePolicy::Fixed { min, max } if min > max => Err(ConfigError::Reserve { min, max }),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn is_part(value: f64) -> bool {
+    value > 0.0 && value <= 1.0
+}
+
+fn bad(variable: &'static str, value: &str, wanted: &'static str) -> ConfigError {
+    ConfigError::Variable { variable, value: value.to_owned(), wanted }
+}
+
+fn reserve_from(get: &impl Fn(&str) -> Option<String>, given: ReservePolicy) -> Result<ReservePolicy, ConfigError> {
+    let pages = |variable: &'static str| -> Result<Option<u32>, ConfigError> {
+        let Some(text) = get(variable) else { return Ok(None) };
+        text.trim().parse().map(Some).map_err(|_| bad(variable, &text, "a number of pages"))
+    };
+    let min = pages("KVCACHED_MIN_RESERVED_PAGES")?;
+    let max = pages("KVCACHED_MAX_RESERVED_PAGES")?;
+    let prealloc = match get("KVCACHED_PAGE_PREALLOC_ENABLED") {
+        None => true,
+        Some(text) => match text.trim().to_ascii_lowercase().as_str() {
+            "true" | "1" | "yes" | "on" => true,
+            "false" | "0" | "no" | "off" => false,
+            _ => return Err(bad("KVCACHED_PAGE_PREALLOC_ENABLED", &text, "true or false")),
+        },
+    };
+    let policy = match (min, max) {
+        (None, None) => given,
+        (Some(min), None) => ReservePolicy::Fixed { min, max: KVCACHED_MAX_RESERVED.max(min) },
+        (None, Some(max)) => ReservePolicy::Fixed { min: KVCACHED_MIN_RESERVED.min(max), max },
+        (Some(min), Some(max)) if min > max => return Err(ConfigError::Reserve { min, max }),
+        (Some(min), Some(max)) => ReservePolicy::Fixed { min, max },
+    };
+    Ok(match policy {
+        _ if prealloc => policy,
+        ReservePolicy::Fixed { max, .. } => ReservePolicy::Fixed { min: 0, max },
+        ReservePolicy::Auto => ReservePolicy::Fixed { min: 0, max: 1 },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use tidekv_core::geometry::{Capacity, KvShape, Layout};
+    use tidekv_mem::fake::FakeBackend;
+
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<PoolConfig, ConfigError> {
+        let geometry = GeometryConfig {
+            shape: KvShape::heads(2, 2, 64, 2, 16),
+            layout: Layout::Slab,
+            granularity: Bytes::kib(4),
+            chunk: ChunkChoice::Auto,
+            capacity: Capacity::Pages(8),
+        };
+        let name = PoolName::new("given").unwrap();
+        let config = PoolConfig::new(name, Arc::new(FakeBackend::default()), geometry);
+        config.with_variables(|name| variables.iter().find(|pair| pair.0 == name).map(|pair| pair.1.to_owned()))
+    }
+
+    #[test]
+    fn the_environment_decides_what_it_speaks_about() {
+        let untouched = read(&[]).unwrap();
+        assert_eq!(untouched.name.as_str(), "given");
+        assert_eq!((untouched.utilization, untouched.reserve), (0.95, ReservePolicy::Auto));
+
+        let set = read(&[
+            ("KVCACHED_IPC_NAME", "my pool"),
+            ("KVCACHED_RUNTIME_DIR", "/tmp/elsewhere"),
+            ("KVCACHED_PAGE_SIZE_MB", "4"),
+            ("KVCACHED_HOST_BUDGET", "1.5GiB"),
+            ("KVCACHED_GPU_UTILIZATION", "0.8"),
+        ])
+        .unwrap();
+        assert_eq!(set.name.as_str(), "my-pool");
+        assert_eq!(set.runtime_dir, RuntimeDir::at("/tmp/elsewhere"));
+        assert_eq!(set.geometry.chunk, ChunkChoice::Bytes(Bytes::mib(4)));
+        assert_eq!((set.budget, set.utilization), (Some(Bytes(3 << 29)), 0.8));
+    }
+
+    #[test]
+    fn the_reserve_has_kvcacheds_names_and_defaults() {
+        let (min, max, prealloc) =
+            ("KVCACHED_MIN_RESERVED_PAGES", "KVCACHED_MAX_RESERVED_PAGES", "KVCACHED_PAGE_PREALLOC_ENABLED");
+        let reserve = |variables: &[(&str, &str)]| read(variables).unwrap().reserve;
+        assert_eq!(reserve(&[(min, "3")]), ReservePolicy::Fixed { min: 3, max: 10 });
+        assert_eq!(reserve(&[(max, "2")]), ReservePolicy::Fixed { min: 2, max: 2 });
+        assert_eq!(reserve(&[(min, "1"), (max, "2")]), ReservePolicy::Fixed { min: 1, max: 2 });
+        assert_eq!(reserve(&[(prealloc, "FALSE")]), ReservePolicy::Fixed { min: 0, max: 1 });
+        assert_eq!(reserve(&[(prealloc, "0"), (max, "7")]), ReservePolicy::Fixed { min: 0, max: 7 });
+        assert_eq!(reserve(&[(prealloc, "true")]), ReservePolicy::Auto);
+    }
+
+    #[test]
+    fn malformed_variables_are_named() {
+        for (variable, value) in [
+            ("KVCACHED_GPU_UTILIZATION", "0"),
+            ("KVCACHED_GPU_UTILIZATION", "ninety"),
+            ("KVCACHED_HOST_BUDGET", "lots"),
+            ("KVCACHED_MIN_RESERVED_PAGES", "-1"),
+            ("KVCACHED_PAGE_PREALLOC_ENABLED", "maybe"),
+        ] {
+            let error = read(&[(variable, value)]).unwrap_err();
+            assert!(error.to_string().contains(variable), "{error}");
+        }
+        assert!(matches!(read(&[("KVCACHED_PAGE_SIZE_MB", "2.5")]), Err(ConfigError::PageSize(_))));
+        let crossed = read(&[("KVCACHED_MIN_RESERVED_PAGES", "9"), ("KVCACHED_MAX_RESERVED_PAGES", "3")]);
+        assert_eq!(crossed.unwrap_err(), ConfigError::Reserve { min: 9, max: 3 });
+    }
+}

@@ -1,0 +1,284 @@
+//! Growing: decide, reserve in the ledger, map, commit. Whatever fails, everything before it is undone.
+//!
+//! ```text
+//!   step              lock held          on failure, in this order
+//!   ----------------  -----------------  -------------------------------------------------------
+//!   plan              table              nothing to undo
+//!   reserve           the ledger's       abort the plan
+//!   map               none               (the batch undoes itself) abort the plan, release
+//!   commit            table              unmap, abort the plan, release
+//! ```
+//!
+//! Pages that the driver will not take back after a failed map stay claimed and stay reserved in the ledger: they do
+//! hold memory. The background thread tries them again.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tidekv_core::blocks::{AllocPlan, BlockLease};
+use tidekv_core::pages::PageClaim;
+use tidekv_core::units::{Bytes, PageId};
+use tidekv_mem::PageUse;
+
+use crate::account::{Asker, Grant, LEDGER_PATIENCE};
+use crate::error::{PoolError, Shortage};
+use crate::inner::Inner;
+use crate::table::assert_unlocked;
+
+/// A refusal of the device after the ledger's grant is looked at again after this time.
+const DEVICE_RETRY: Duration = Duration::from_millis(5);
+
+/// A refill maps this much between two looks at the neighbours: a few milliseconds on host memory.
+const REFILL_CHUNK: Bytes = Bytes::mib(32);
+
+/// What a plan is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Lease,
+    SetAside,
+    NullBlock,
+}
+
+impl Inner {
+    /// The slow path of an allocation: grows the pool as far as needed, waiting up to `wait` for neighbours.
+    #[cold]
+    pub(crate) fn grow(
+        &self,
+        count: u32,
+        purpose: Purpose,
+        wait: Duration,
+        out: &mut Vec<BlockLease>,
+    ) -> Result<(), PoolError> {
+        let outcome = match wait {
+            Duration::ZERO => self.attempt(count, purpose, Asker::Passing, Instant::now() + LEDGER_PATIENCE, out),
+            wait => self.grow_within(count, purpose, Instant::now() + wait, out),
+        };
+        if outcome.is_err() {
+            self.account.tally.failures.fetch_add(1, Relaxed);
+        }
+        // A refusal leaves a demand behind that must be cleared in time; growth is what the reserve follows.
+        self.bell.ring();
+        outcome
+    }
+
+    fn grow_within(
+        &self,
+        count: u32,
+        purpose: Purpose,
+        deadline: Instant,
+        out: &mut Vec<BlockLease>,
+    ) -> Result<(), PoolError> {
+        let mut posted = Bytes::ZERO;
+        let waiter = self.progress.enter();
+        let mut waited = false;
+        let outcome = loop {
+            let seen = waiter.seen();
+            let lock_deadline = deadline.min(Instant::now() + LEDGER_PATIENCE);
+            let error = match self.attempt(count, purpose, Asker::Waiting(&mut posted), lock_deadline, out) {
+                Err(error) if error.is_transient() => error,
+                done => break done,
+            };
+            if !std::mem::replace(&mut waited, true) {
+                self.account.tally.waits.fetch_add(1, Relaxed);
+                self.bell.ring();
+            }
+            let until = match &error {
+                PoolError::Exhausted { shortage: Shortage::Device { .. }, .. } => Instant::now() + DEVICE_RETRY,
+                _ => deadline,
+            };
+            waiter.wait(seen, until.min(deadline));
+            if Instant::now() >= deadline {
+                break Err(error);
+            }
+        };
+        self.account.withdraw(posted, self.figures());
+        outcome
+    }
+
+    /// One try, start to end.
+    fn attempt(
+        &self,
+        count: u32,
+        purpose: Purpose,
+        asker: Asker<'_>,
+        deadline: Instant,
+        out: &mut Vec<BlockLease>,
+    ) -> Result<(), PoolError> {
+        let plan = self.plan(count, purpose)?;
+        if plan.claims().is_empty() {
+            return self.commit(plan, out);
+        }
+        let pages: Vec<PageId> = plan.claims().iter().map(|claim| claim.page).collect();
+        let bytes = self.bytes_of(pages.len());
+        let granted = self.account.reserve(bytes, self.figures(), asker, deadline);
+        self.note_headroom();
+        match granted {
+            Ok(Grant::Granted) => {}
+            Ok(Grant::Short { grantable }) => {
+                let available_blocks = self.undo(plan);
+                let shortage = Shortage::Budget { wanted: bytes, grantable };
+                return Err(PoolError::Exhausted { wanted_blocks: count, available_blocks, shortage });
+            }
+            Err(error) => {
+                self.undo(plan);
+                return Err(PoolError::Ledger(error));
+            }
+        }
+        assert_unlocked("a map");
+        if let Err(error) = self.reservation.map_pages(&pages) {
+            let available_blocks = self.undo_granted(plan, bytes);
+            if error.is_out_of_memory() {
+                let shortage = Shortage::Device { wanted: bytes };
+                tracing::debug!(%error, "the device refused what the ledger granted");
+                return Err(PoolError::Exhausted { wanted_blocks: count, available_blocks, shortage });
+            }
+            return Err(PoolError::Map(error));
+        }
+        self.account.tally.maps.fetch_add(pages.len() as u64, Relaxed);
+        self.commit(plan, out)
+    }
+
+    fn plan(&self, count: u32, purpose: Purpose) -> Result<AllocPlan, PoolError> {
+        let mut table = self.table.lock();
+        let plan = match purpose {
+            Purpose::Lease => table.blocks.plan_alloc(count),
+            Purpose::SetAside => table.blocks.plan_reserve(count),
+            Purpose::NullBlock => table.blocks.reserve_null_block(),
+        }?;
+        table.publish();
+        Ok(plan)
+    }
+
+    fn commit(&self, plan: AllocPlan, out: &mut Vec<BlockLease>) -> Result<(), PoolError> {
+        let mut table = self.table.lock();
+        let committed = table.blocks.commit(plan, out);
+        table.publish();
+        // The claims of a plan are nobody else's until it ends, so this is a broken promise of the core.
+        committed.expect("the claims of a plan stay in force until it ends");
+        Ok(())
+    }
+
+    /// Gives a plan up whose pages were never mapped. Says what is available then.
+    fn undo(&self, plan: AllocPlan) -> u32 {
+        let mut table = self.table.lock();
+        table.blocks.abort(plan);
+        table.publish();
+        drop(table);
+        self.table.available()
+    }
+
+    /// Gives a plan up whose map was refused, and what the ledger granted for it.
+    fn undo_granted(&self, plan: AllocPlan, bytes: Bytes) -> u32 {
+        let stuck = {
+            let mut table = self.table.lock();
+            let stuck = table.abort(plan, |page| self.is_stuck(page));
+            table.publish();
+            stuck
+        };
+        self.account.release(bytes.saturating_sub(self.bytes_of(stuck as usize)), self.figures());
+        self.note_headroom();
+        self.table.available()
+    }
+
+    /// Pages that a refill maps at a time.
+    pub(crate) fn refill_pages(&self) -> u32 {
+        u32::try_from(REFILL_CHUNK.0 / self.page_bytes().0).unwrap_or(u32::MAX).max(1)
+    }
+
+    /// Maps up to `count` pages ahead of demand. A refusal is no failure: says how many pages came.
+    pub(crate) fn refill(&self, count: u32) -> u32 {
+        let claims = {
+            let mut table = self.table.lock();
+            let possible = count.min(table.blocks.pages().claimable());
+            let claims = table.blocks.claim_pages(possible).unwrap_or_default();
+            table.publish();
+            claims
+        };
+        if claims.is_empty() {
+            return 0;
+        }
+        let bytes = self.bytes_of(claims.len());
+        let deadline = Instant::now() + LEDGER_PATIENCE;
+        let granted = self.account.reserve(bytes, self.figures(), Asker::Reserve, deadline);
+        self.note_headroom();
+        if !matches!(granted, Ok(Grant::Granted)) {
+            self.refuse(&claims, Bytes::ZERO);
+            return 0;
+        }
+        assert_unlocked("a map");
+        let pages: Vec<PageId> = claims.iter().map(|claim| claim.page).collect();
+        if let Err(error) = self.reservation.map_pages(&pages) {
+            tracing::debug!(%error, "the reserve was not refilled");
+            self.refuse(&claims, bytes);
+            return 0;
+        }
+        self.account.tally.maps.fetch_add(claims.len() as u64, Relaxed);
+        let mut table = self.table.lock();
+        let mapped = table.blocks.pages_mapped(&claims);
+        debug_assert!(mapped.is_ok(), "claims in flight are nobody else's");
+        table.publish();
+        u32::try_from(claims.len()).unwrap_or(u32::MAX)
+    }
+
+    fn refuse(&self, claims: &[PageClaim], granted: Bytes) {
+        let stuck = {
+            let mut table = self.table.lock();
+            let stuck = table.refuse(claims, |page| self.is_stuck(page));
+            table.publish();
+            stuck
+        };
+        self.account.release(granted.saturating_sub(self.bytes_of(stuck as usize)), self.figures());
+        self.note_headroom();
+    }
+
+    fn is_stuck(&self, page: PageId) -> bool {
+        self.reservation.page_use(page) == Some(PageUse::Stuck)
+    }
+}
+
+/// Tells waiting allocations that something changed: blocks were freed, a limit or the ledger moved.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    waiters: std::sync::atomic::AtomicU32,
+    turn: Mutex<u64>,
+    moved: Condvar,
+}
+
+impl Progress {
+    /// Counts the caller as waiting until the guard is dropped.
+    pub(crate) fn enter(&self) -> Waiter<'_> {
+        self.waiters.fetch_add(1, Relaxed);
+        Waiter(self)
+    }
+
+    /// Wakes all waiters. Without any it is one load: the table's lock, which both sides took before, orders it.
+    pub(crate) fn announce(&self) {
+        if self.waiters.load(Relaxed) > 0 {
+            *self.turn.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+            self.moved.notify_all();
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Waiter<'a>(&'a Progress);
+
+impl Waiter<'_> {
+    /// Taken before a try: what is announced after it ends the wait.
+    pub(crate) fn seen(&self) -> u64 {
+        *self.0.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn wait(&self, seen: u64, deadline: Instant) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let turn = self.0.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = self.0.moved.wait_timeout_while(turn, left, |turn| *turn == seen);
+    }
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.0.waiters.fetch_sub(1, Relaxed);
+    }
+}

@@ -1,0 +1,180 @@
+//! What a pool is made of, and the parts of it that are too small for a room of their own.
+//!
+//! ```text
+//!   engine threads                              background thread (keeper)
+//!   --------------                              --------------------------
+//!   alloc, free  --> table <----------------->  refill, decay, limits, balloon
+//!   slow path    --> account (ledger) <------>  give back, publish
+//!                --> reservation (driver) <-->  unmap
+//!                     bell  ------------------> wakes it
+//!                     progress <--------------- wakes waiting allocations
+//!                     mailbox  <--------------- asks the engine to evict
+//! ```
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tidekv_core::geometry::Geometry;
+use tidekv_core::pages::PageCounts;
+use tidekv_core::units::{Bytes, GroupId, Step};
+use tidekv_fork::Birth;
+use tidekv_mem::Reservation;
+use tidekv_shm::{LedgerEntry, PoolName, PoolSegment};
+
+use crate::account::{Account, Figures};
+use crate::error::PoolError;
+use crate::grow::Progress;
+use crate::limits::{LimitState, LimitStatus, Limits, Verdict};
+use crate::reclaim::Mailbox;
+use crate::table::TableLock;
+use crate::wake::Bell;
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    // In the order in which they must go: the memory, the account of it, the sign on the door.
+    pub(crate) reservation: Reservation,
+    pub(crate) account: Account,
+    pub(crate) segment: PoolSegment,
+    pub(crate) name: PoolName,
+    pub(crate) group: GroupId,
+    pub(crate) geometry: Geometry,
+    pub(crate) table: TableLock,
+    pub(crate) limits: Mutex<Limits>,
+    /// The ceiling in force, which operators may change in the ledger.
+    pub(crate) ceiling: AtomicU64,
+    pub(crate) bell: Bell,
+    pub(crate) progress: Progress,
+    pub(crate) mailbox: Mailbox,
+    pub(crate) completed_step: AtomicU64,
+    /// The step that retired pages wait for; `u64::MAX` for none.
+    pub(crate) awaited_step: AtomicU64,
+    pub(crate) trimmed: AtomicBool,
+    pub(crate) stopping: AtomicBool,
+    pub(crate) birth: Birth,
+}
+
+impl Inner {
+    pub(crate) fn check_birth(&self) -> Result<(), PoolError> {
+        if self.birth.is_foreign() { Err(PoolError::Forked) } else { Ok(()) }
+    }
+
+    pub(crate) fn page_bytes(&self) -> Bytes {
+        self.geometry.page_bytes()
+    }
+
+    pub(crate) fn bytes_of(&self, pages: usize) -> Bytes {
+        Bytes(self.page_bytes().0 * pages as u64)
+    }
+
+    pub(crate) fn completed(&self) -> Step {
+        Step(self.completed_step.load(Relaxed))
+    }
+
+    /// What the ledger should say of this pool.
+    pub(crate) fn figures(&self) -> Figures {
+        let counts = self.table.lock().blocks.pages().counts();
+        let spare = self.bytes_of((counts.idle + counts.draining + counts.unmapping) as usize);
+        Figures { spare, reclaim: self.mailbox.peek().bytes }
+    }
+
+    /// Lets the gauge know what the ledger said last.
+    pub(crate) fn note_headroom(&self) {
+        let pages = self.account.headroom().0 / self.page_bytes().0;
+        self.table.set_grantable(u32::try_from(pages).unwrap_or(u32::MAX));
+    }
+
+    pub(crate) fn limits(&self) -> MutexGuard<'_, Limits> {
+        // A few words, always written whole.
+        self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The limit in whole pages: the operator's, under the ceiling, under the reservation.
+    fn limit_pages(&self) -> u32 {
+        let bytes = self.limits().bytes().0.min(self.ceiling.load(Relaxed));
+        u32::try_from(bytes / self.page_bytes().0).unwrap_or(u32::MAX).min(self.geometry.page_count())
+    }
+
+    /// Makes the table obey the limit in force. Says whether that changed anything.
+    pub(crate) fn apply_limit(&self) -> bool {
+        let pages = self.limit_pages();
+        let mut table = self.table.lock();
+        let changed = table.blocks.pages().limit() != pages;
+        if changed {
+            table.blocks.set_limit(pages);
+            table.publish();
+        }
+        changed
+    }
+
+    /// Writes the limit into the segment, where it shows another.
+    pub(crate) fn show_limit(&self) {
+        let Some(bytes) = self.limits().segment_update() else { return };
+        match self.segment.set_limit(bytes) {
+            Ok(()) => self.limits().segment_written(bytes),
+            Err(error) => tracing::debug!(%error, "the segment shows the new limit later"),
+        }
+    }
+
+    /// An order for a limit, from inside this process. It is settled under the ledger's lock, where `kvctl` writes too.
+    pub(crate) fn order_limit(&self, order: impl FnOnce(&mut Limits) -> Verdict) -> Result<LimitState, PoolError> {
+        let before = *self.limits();
+        let mut verdict = Verdict::Stale;
+        let settle = |entry: &mut LedgerEntry| {
+            let mut limits = self.limits();
+            limits.see_ledger(entry.limit, entry.limit_revision);
+            verdict = order(&mut limits);
+            (entry.limit, entry.limit_revision) = (limits.bytes(), limits.revision());
+        };
+        if let Err(error) = self.account.publish(self.figures(), settle) {
+            *self.limits() = before;
+            return Err(PoolError::Ledger(error));
+        }
+        if verdict == Verdict::New {
+            tracing::info!(pool = %self.name, limit = %self.limits().bytes(), "new limit");
+        }
+        self.apply_limit();
+        self.show_limit();
+        self.bell.ring();
+        self.progress.announce();
+        Ok(self.limit_state(verdict))
+    }
+
+    pub(crate) fn limit_state(&self, verdict: Verdict) -> LimitState {
+        let (limits, counts, limit_pages) = if self.birth.is_foreign() {
+            // Whoever held a lock at the fork does not exist here to give it back.
+            (Limits::new(Bytes::ZERO), PageCounts::default(), 0)
+        } else {
+            let limits = *self.limits();
+            let table = self.table.lock();
+            (limits, table.blocks.pages().counts(), table.blocks.pages().limit())
+        };
+        let needed = counts.in_use + counts.mapping;
+        let (status, reason) = match verdict {
+            Verdict::Stale => (LimitStatus::Stale, Some("a later revision is in force")),
+            Verdict::Conflict => (LimitStatus::Conflict, Some("the revision was used for another limit")),
+            Verdict::New | Verdict::Repeated if needed > limit_pages => {
+                (LimitStatus::Deferred, Some("more is in use than the limit allows"))
+            }
+            Verdict::New | Verdict::Repeated => (LimitStatus::Applied, None),
+        };
+        let bytes = |pages: u32| self.bytes_of(pages as usize);
+        LimitState {
+            status,
+            pool_name: self.name.as_str().to_owned(),
+            group_id: self.group,
+            limit_bytes: limits.bytes(),
+            effective_limit_bytes: bytes(limit_pages),
+            current_capacity_bytes: bytes(self.geometry.page_count()),
+            revision: limits.revision(),
+            mapped_bytes: bytes(counts.held()),
+            remaining_bytes: bytes(limit_pages.saturating_sub(counts.held())),
+            overage_bytes: bytes(counts.held().saturating_sub(limit_pages)),
+            reason,
+        }
+    }
+
+    /// Takes over the terms that an operator set in the ledger. Says whether they changed.
+    pub(crate) fn see_ceiling(&self, entry: &LedgerEntry) -> bool {
+        self.ceiling.swap(entry.ceiling.0, Relaxed) != entry.ceiling.0
+    }
+}

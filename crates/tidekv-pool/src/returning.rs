@@ -1,0 +1,161 @@
+//! What the device says about the ledger: memory of dead owners coming back, memory that no pool holds.
+//!
+//! A dead owner's bytes stay counted until the device has them. Two kinds of devices differ in how one knows:
+//!
+//! ```text
+//!   host   the kernel frees the memory file while it closes the dead process's descriptors, the lock among them:
+//!          counted for a moment more, in proportion to the bytes
+//!   GPU    the driver takes 65-300 ms after the lock is free: counted until the device reports so much less in use,
+//!          at most 5 s
+//! ```
+//!
+//! Being wrong is not fatal either way: the driver then refuses a map, which is transient and tried again.
+
+use tidekv_core::units::Bytes;
+use tidekv_mem::MemoryInfo;
+use tidekv_shm::{EntryState, LedgerEntry, LedgerView};
+
+/// No owner's memory stays counted for longer.
+const PATIENCE_MS: u64 = 5_000;
+/// The kernel frees at least so many bytes per millisecond (8 GiB/s), after a start.
+const HOST_BYTES_PER_MS: u64 = 8 << 20;
+const HOST_START_MS: u64 = 20;
+
+/// Changes of non-pool use below this are noise: the budget stays as it is.
+const NOISE: Bytes = Bytes::mib(16);
+
+/// Strikes out the bytes of dead owners that the device has back. Says whether it did.
+///
+/// `used` tells what is in use on the device now, where the device says.
+pub(crate) fn settle_returning(view: &mut LedgerView, now_ms: u64, asynchronous: bool, used: Option<Bytes>) -> bool {
+    let is_waiting = |entry: &LedgerEntry| entry.state == EntryState::Returning && entry.reserved > Bytes::ZERO;
+    if !view.entries.iter().any(is_waiting) {
+        return false;
+    }
+    let counted = view.reserved().0.saturating_add(view.header.non_pool.0);
+    let mut gone = match used {
+        Some(used) if asynchronous && view.header.refreshed_ms > 0 => counted.saturating_sub(used.0),
+        _ => 0,
+    };
+    let mut settled = false;
+    for entry in view.entries.iter_mut().filter(|entry| is_waiting(entry)) {
+        let age = now_ms.saturating_sub(entry.returning_since_ms);
+        let over = age >= if asynchronous { PATIENCE_MS } else { host_delay_ms(entry.reserved) };
+        // An eighth for what else moves on a device meanwhile.
+        let seen = gone >= entry.reserved.0 - entry.reserved.0 / 8;
+        if over || seen {
+            gone = gone.saturating_sub(entry.reserved.0);
+            entry.reserved = Bytes::ZERO;
+            settled = true;
+        }
+    }
+    settled
+}
+
+fn host_delay_ms(bytes: Bytes) -> u64 {
+    (HOST_START_MS + bytes.0 / HOST_BYTES_PER_MS).min(PATIENCE_MS)
+}
+
+/// When to look again at what dead owners left; `None` where nothing is returning.
+pub(crate) fn next_look_ms(view: &LedgerView, now_ms: u64) -> Option<u64> {
+    let look = |entry: &LedgerEntry| {
+        let age = now_ms.saturating_sub(entry.returning_since_ms);
+        host_delay_ms(entry.reserved).saturating_sub(age).max(10)
+    };
+    view.entries.iter().filter(|entry| entry.state == EntryState::Returning).map(look).min()
+}
+
+/// Derives the budget from what the device says, unless somebody gave one. Says whether it changed.
+pub(crate) fn refresh_budget(view: &mut LedgerView, memory: MemoryInfo, utilization: f64, now_ms: u64) -> bool {
+    let reserved = view.reserved();
+    let header = &mut view.header;
+    let used = memory.total.saturating_sub(memory.free);
+    let non_pool = used.saturating_sub(reserved);
+    let moved = non_pool.0.abs_diff(header.non_pool.0) >= NOISE.0 || header.total != memory.total;
+    if header.explicit_budget || !(moved || header.refreshed_ms == 0) {
+        return false;
+    }
+    (header.total, header.non_pool, header.refreshed_ms) = (memory.total, non_pool, now_ms);
+    header.budget = part_of(memory.total, utilization).saturating_sub(non_pool);
+    true
+}
+
+/// `total x part`, to the byte below.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "a part of at most 1 of a number: the product is in range, and 2^53 bytes are counted exactly"
+)]
+fn part_of(total: Bytes, part: f64) -> Bytes {
+    Bytes((total.0 as f64 * part) as u64).min(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use tidekv_core::units::GroupId;
+    use tidekv_shm::{DeviceName, EntrySpec, Ledger, PoolName, RuntimeDir};
+
+    use super::*;
+
+    /// Runs `test` on a ledger with one living pool of 100 MiB and a dead one of 64 MiB, dead since `since_ms`.
+    fn with_dead(since_ms: u64, test: impl FnOnce(&mut LedgerView)) {
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = Ledger::open(&RuntimeDir::at(dir.path()), &DeviceName::host()).unwrap();
+        let entry = |slot, name: &str, reserved| {
+            let spec = EntrySpec::new(PoolName::new(name).unwrap(), GroupId(0), Bytes::mib(2));
+            LedgerEntry { reserved, ..LedgerEntry::new(slot, &spec) }
+        };
+        let fill = |view: &mut LedgerView| {
+            view.entries.push(entry(0, "alive", Bytes::mib(100)));
+            let dead = entry(1, "dead", Bytes::mib(64));
+            view.entries.push(LedgerEntry { state: EntryState::Returning, returning_since_ms: since_ms, ..dead });
+            view.header.non_pool = Bytes::mib(50);
+            view.header.refreshed_ms = 1;
+            test(view);
+        };
+        ledger.update(Instant::now() + std::time::Duration::from_secs(5), fill).unwrap();
+    }
+
+    #[test]
+    fn host_memory_is_back_after_a_moment_in_proportion_to_it() {
+        with_dead(1000, |view| {
+            assert!(!settle_returning(view, 1000 + 27, false, None), "64 MiB take 8 ms after the first 20");
+            assert_eq!(next_look_ms(view, 1000), Some(28));
+            assert!(settle_returning(view, 1000 + 28, false, None));
+            assert_eq!(view.reserved(), Bytes::mib(100));
+            assert!(!settle_returning(view, 1000 + 29, false, None), "once");
+        });
+    }
+
+    #[test]
+    fn device_memory_is_back_when_the_device_says_so_or_after_five_seconds() {
+        let counted = Bytes::mib(100 + 64 + 50);
+        with_dead(1000, |view| {
+            assert!(!settle_returning(view, 1100, true, Some(counted)));
+            assert!(!settle_returning(view, 1100, true, None), "a device that does not say");
+            assert!(settle_returning(view, 1200, true, Some(counted.saturating_sub(Bytes::mib(60)))));
+        });
+        with_dead(1000, |view| {
+            assert!(!settle_returning(view, 5_999, true, Some(counted)));
+            assert!(settle_returning(view, 6_000, true, Some(counted)));
+        });
+    }
+
+    #[test]
+    fn the_budget_follows_other_users_and_ignores_noise() {
+        with_dead(1000, |view| {
+            let memory = |used| MemoryInfo { total: Bytes::gib(1), free: Bytes::gib(1).saturating_sub(used) };
+            let pools = view.reserved();
+            assert!(refresh_budget(view, memory(Bytes(pools.0 + Bytes::mib(24).0)), 0.5, 7));
+            assert_eq!(view.header.budget, Bytes::mib(512 - 24));
+            assert!(!refresh_budget(view, memory(Bytes(pools.0 + Bytes::mib(30).0)), 0.5, 8), "6 MiB are noise");
+            assert!(refresh_budget(view, memory(Bytes(pools.0 + Bytes::mib(600).0)), 0.5, 9));
+            assert_eq!(view.header.budget, Bytes::ZERO, "others hold more than our part");
+            view.header.explicit_budget = true;
+            assert!(!refresh_budget(view, memory(pools), 0.5, 10), "somebody gave a budget");
+        });
+    }
+}

@@ -1,0 +1,171 @@
+//! Limits from every hand that writes them: the engine, `kvctl` through the ledger, kvcached's tools through the segment.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod support;
+
+use std::time::Instant;
+
+use support::{BLOCKS, Device, NO_WORK, SOON, alloc, assert_balanced, pages, wait_until};
+use tidekv_core::units::Bytes;
+use tidekv_pool::{KvPool, LimitStatus, PoolConfig, PoolError, Shortage};
+use tidekv_shm::{LedgerView, segment};
+
+/// As `kvctl limit` does it: the word, then bytes and the next revision in the ledger. Says which revision that is.
+fn kvctl_limit(device: &Device, pool: &KvPool, bytes: Bytes) -> u64 {
+    segment::write_limit(&device.runtime_dir().segment_path(pool.name()), bytes).unwrap();
+    let write = |view: &mut LedgerView| {
+        let entry = &mut view.entries[0];
+        (entry.limit, entry.limit_revision) = (bytes, entry.limit_revision + 1);
+        entry.limit_revision
+    };
+    device.ledger().update(Instant::now() + SOON, write).unwrap()
+}
+
+fn until_applied(device: &Device, revision: u64) {
+    device.until("the limit is applied", |view| view.entries[0].applied_revision >= revision);
+}
+
+fn segment_word(device: &Device, pool: &KvPool) -> Option<i64> {
+    segment::read(&device.runtime_dir().segment_path(pool.name())).unwrap().map(|view| view.limit)
+}
+
+#[test]
+fn revisions_are_judged_as_kvcached_does() {
+    let device = Device::new(16);
+    let pool = device.pool("a");
+    let state = pool.set_limit(Bytes(pages(4).0 + 1), 7).unwrap();
+    assert_eq!((state.status, state.revision), (LimitStatus::Applied, 7));
+    assert_eq!((state.limit_bytes, state.effective_limit_bytes), (Bytes(pages(4).0 + 1), pages(4)));
+    assert_eq!((state.current_capacity_bytes, state.remaining_bytes), (pages(64), pages(4)));
+
+    let stale = pool.set_limit(pages(9), 6).unwrap();
+    assert_eq!((stale.status, stale.revision, stale.effective_limit_bytes), (LimitStatus::Stale, 7, pages(4)));
+    let again = pool.set_limit(Bytes(pages(4).0 + 1), 7).unwrap();
+    assert_eq!((again.status, again.revision), (LimitStatus::Applied, 7));
+    let conflict = pool.set_limit(pages(9), 7).unwrap();
+    assert_eq!((conflict.status, conflict.effective_limit_bytes), (LimitStatus::Conflict, pages(4)));
+    assert!(conflict.reason.is_some());
+
+    let resized = pool.resize(pages(9)).unwrap();
+    assert_eq!((resized.status, resized.revision), (LimitStatus::Applied, 8));
+    until_applied(&device, 8);
+    assert_eq!(segment_word(&device, &pool), Some(i64::try_from(pages(9).0).unwrap()));
+}
+
+#[test]
+fn a_limit_below_use_is_deferred_until_blocks_are_freed() {
+    let device = Device::new(16);
+    let pool = device.pool("a");
+    let leases = alloc(&pool, 6 * BLOCKS);
+    let state = pool.set_limit(pages(2), 1).unwrap();
+    assert_eq!((state.status, state.overage_bytes), (LimitStatus::Deferred, pages(4)));
+    assert_eq!(pool.available(), 0);
+    let refused = pool.alloc(1, &mut Vec::new()).unwrap_err();
+    assert!(matches!(refused, PoolError::Exhausted { shortage: Shortage::Limit { .. }, .. }), "{refused}");
+    device.until("the engine is asked to evict", |view| view.entries[0].reclaim == pages(4));
+    assert!(device.entry(&pool).applied_revision < 1);
+
+    pool.free(&leases[..32], NO_WORK).unwrap();
+    until_applied(&device, 1);
+    assert_eq!(pool.limit_state().status, LimitStatus::Applied);
+    assert_eq!(assert_balanced(&pool).mapped_bytes, pages(2));
+    device.until("nothing is asked for any more", |view| view.entries[0].reclaim == Bytes::ZERO);
+}
+
+#[test]
+fn an_idle_engine_shrinks_without_being_called() {
+    let device = Device::new(16);
+    let pool = device.pool("a");
+    let leases = alloc(&pool, 8 * BLOCKS);
+    pool.free(&leases, NO_WORK).unwrap();
+    let revision = kvctl_limit(&device, &pool, pages(3));
+    until_applied(&device, revision);
+    assert_eq!(assert_balanced(&pool).mapped_bytes, pages(3));
+}
+
+#[test]
+fn zero_is_a_limit_and_the_start_up_value_can_be_restored() {
+    let device = Device::new(16);
+    let pool = KvPool::open(PoolConfig { limit: Some(pages(10)), ..device.config("a") }).unwrap();
+    let leases = alloc(&pool, 4 * BLOCKS);
+    pool.free(&leases, NO_WORK).unwrap();
+    let revision = kvctl_limit(&device, &pool, Bytes::ZERO);
+    until_applied(&device, revision);
+    assert_eq!((pool.available(), assert_balanced(&pool).mapped_bytes), (0, Bytes::ZERO));
+
+    let revision = kvctl_limit(&device, &pool, pages(10));
+    until_applied(&device, revision);
+    assert_eq!(pool.available(), 10 * BLOCKS);
+    alloc(&pool, 10 * BLOCKS);
+}
+
+#[test]
+fn a_word_of_kvcacheds_own_tools_becomes_a_revision() {
+    let device = Device::new(16);
+    let pool = device.pool("a");
+    let path = device.runtime_dir().segment_path(pool.name());
+    segment::write_limit(&path, pages(5)).unwrap();
+    until_applied(&device, 1);
+    assert_eq!(pool.limit_state().effective_limit_bytes, pages(5));
+    // Back to what it was at the start: kvcached ignores exactly this one.
+    segment::write_limit(&path, pages(64)).unwrap();
+    until_applied(&device, 2);
+    assert_eq!(pool.limit_state().effective_limit_bytes, pages(64));
+    assert_eq!(device.entry(&pool).limit, pages(64), "the ledger says so too");
+}
+
+#[test]
+fn of_two_writers_the_later_one_counts_and_the_earlier_one_hears_of_it() {
+    let device = Device::new(16);
+    let pool = device.pool("a");
+    assert_eq!(pool.set_limit(pages(8), 1).unwrap().status, LimitStatus::Applied);
+    let operator = kvctl_limit(&device, &pool, pages(6));
+    assert_eq!(operator, 2);
+    // The engine's next order collides: it learns which one is in force, even before the background thread looked.
+    let state = pool.set_limit(pages(7), 2).unwrap();
+    assert_eq!((state.status, state.limit_bytes, state.revision), (LimitStatus::Conflict, pages(6), 2));
+    assert_eq!(pool.set_limit(pages(7), 3).unwrap().status, LimitStatus::Applied);
+    until_applied(&device, 3);
+    assert_eq!(device.entry(&pool).limit, pages(7));
+    assert_eq!(segment_word(&device, &pool), Some(i64::try_from(pages(7).0).unwrap()));
+}
+
+#[test]
+fn a_limit_past_the_reservation_means_all_of_it() {
+    let device = Device::new(200);
+    let pool = device.pool("a");
+    let state = pool.resize(pages(1000)).unwrap();
+    assert_eq!((state.limit_bytes, state.effective_limit_bytes), (pages(1000), pages(64)));
+    alloc(&pool, 64 * BLOCKS);
+    let refused = pool.alloc(1, &mut Vec::new()).unwrap_err();
+    assert!(matches!(refused, PoolError::Exhausted { shortage: Shortage::Limit { limit_pages: 64, .. }, .. }));
+}
+
+#[test]
+fn a_trim_by_an_operator_is_done_and_answered() {
+    let device = Device::new(16);
+    let pool = device.pool("a");
+    let leases = alloc(&pool, 4 * BLOCKS);
+    pool.free(&leases[8..], NO_WORK).unwrap();
+    let ask = |view: &mut LedgerView| view.entries[0].trim_request += 1;
+    device.ledger().update(Instant::now() + SOON, ask).unwrap();
+    device.until("the trim is done", |view| view.entries[0].trim_done == 1);
+    assert_eq!(assert_balanced(&pool).mapped_bytes, pages(1));
+}
+
+#[test]
+fn the_segment_shows_what_kvcacheds_tools_show() {
+    let device = Device::new(16);
+    let pool = device.pool("a");
+    let leases = alloc(&pool, 5 * BLOCKS);
+    pool.free(&leases[16..], NO_WORK).unwrap();
+    let path = device.runtime_dir().segment_path(pool.name());
+    let watch = device.ledger().watch().unwrap();
+    watch.add(&path).unwrap();
+    let number = |bytes: Bytes| i64::try_from(bytes.0).unwrap();
+    wait_until("used and prealloc", &watch, || {
+        let view = segment::read(&path).unwrap().unwrap();
+        (view.limit, view.used, view.prealloc) == (number(pages(64)), number(pages(2)), number(pages(3)))
+    });
+}
