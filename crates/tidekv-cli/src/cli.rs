@@ -1,0 +1,228 @@
+//! The command line as it was typed: names and flags, nothing checked beyond their number. [`request`](crate::request)
+//! turns this into something that makes sense.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Look at KV-cache pools, and set their limits and shares
+#[derive(Debug, Parser)]
+#[command(name = "kvctl", version, after_help = EXAMPLES)]
+pub struct Cli {
+    /// Folder of the shared files [default: $KVCACHED_RUNTIME_DIR, else /dev/shm]
+    #[arg(long, global = true, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  kvctl list                                  # pools of tidekv and of kvcached, and what they use
+  kvctl limit kvcached_vLLM_4711 20G --wait 5s   # lower a limit, and wait until memory is back
+  kvctl share kvcached_vLLM_4711 --weight 4 --floor 2G
+  kvctl gc                                    # remove what killed processes left behind
+
+Sizes are 1024-based: 512, 20M, 1.5G, 1.5GiB. Durations: 200ms, 5s, 1m.
+Exit status: 0 done, 1 the answer is no (no such pool), 2 error, 3 accepted and still draining.";
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// List pools and their usage
+    List(ListArgs),
+    /// Set the limit of a pool
+    Limit(LimitArgs),
+    /// Set the limit of a pool as a percentage of its device's memory
+    LimitPercent(LimitPercentArgs),
+    /// Show or set how a pool shares its device with others
+    Share(ShareArgs),
+    /// Remove the segment of a pool
+    Delete(DeleteArgs),
+    /// Remove what processes left behind that are gone
+    Gc(GcArgs),
+    /// Ask a pool to give back its idle memory now
+    Trim(TrimArgs),
+}
+
+/// `kvctl list`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  kvctl list
+  kvctl list VLLM SGLANG
+  kvctl list --json | jq '.[] | select(.owner_alive == false) | .ipc'
+
+Rows without an owner are kvcached's own pools: they have a segment and no ledger entry.
+Exit status: 0 listed, 1 a name that was given does not exist.")]
+pub struct ListArgs {
+    /// Only these pools
+    #[arg(value_name = "NAME")]
+    pub names: Vec<String>,
+
+    /// Print a JSON list instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `kvctl limit`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  kvctl limit VLLM 20G
+  kvctl limit VLLM 512MB --wait 5s
+
+Exit status: 0 applied, or nothing is above the limit; 3 accepted, and the pool still uses more than the limit.")]
+pub struct LimitArgs {
+    /// The pool
+    pub name: String,
+
+    /// The limit: 512, 20M, 1.5G, 1.5GiB
+    #[arg(allow_hyphen_values = true)]
+    pub size: String,
+
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap would take a doc comment for the help of the subcommand")]
+    pub wait: WaitArgs,
+}
+
+/// `kvctl limit-percent`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  kvctl limit-percent VLLM 50
+  kvctl limit-percent VLLM 12.5% --wait 5s
+
+The size of the device is read from the ledger, so this needs a pool of tidekv; for a pool of kvcached's own
+give a size to `kvctl limit`. Exit status as `kvctl limit`.")]
+pub struct LimitPercentArgs {
+    /// The pool
+    pub name: String,
+
+    /// 0 to 100
+    #[arg(allow_hyphen_values = true)]
+    pub percent: String,
+
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap would take a doc comment for the help of the subcommand")]
+    pub wait: WaitArgs,
+}
+
+/// How long to wait for the pool.
+#[derive(Args, Debug)]
+pub struct WaitArgs {
+    /// Wait until the pool has done it, at most this long [without a value: 5s]
+    #[arg(long, value_name = "DURATION", num_args = 0..=1, default_missing_value = "5s", allow_hyphen_values = true)]
+    pub wait: Option<String>,
+}
+
+/// `kvctl share`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  kvctl share VLLM                            # show it
+  kvctl share VLLM --weight 4                 # four times what a pool of weight 1 gets
+  kvctl share VLLM --floor 2G --ceiling 40G   # always 2 GiB, never more than 40 GiB
+  kvctl share VLLM --priority 1 --ceiling none
+
+A change lasts as long as the pool. Exit status: 0 done, 1 no such pool, 2 refused, and nothing has changed.")]
+pub struct ShareArgs {
+    /// The pool
+    pub name: String,
+
+    /// Part of what is shared, against the weights of the others: 1 or more
+    #[arg(long, allow_hyphen_values = true)]
+    pub weight: Option<String>,
+
+    /// Memory that is kept for the pool whether it uses it or not
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub floor: Option<String>,
+
+    /// The most that it may hold, or `none`
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub ceiling: Option<String>,
+
+    /// Pools of a higher priority are served first; 0 is usual, negative is allowed
+    #[arg(long, allow_hyphen_values = true)]
+    pub priority: Option<String>,
+}
+
+/// `kvctl delete`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  kvctl delete VLLM
+  kvctl delete VLLM --force                   # also of a pool that is alive
+
+A living pool keeps its memory and its limit, and makes its segment again.
+Exit status: 0 deleted, 1 no such pool, 2 it is alive and --force was not given.")]
+pub struct DeleteArgs {
+    /// The pool
+    pub name: String,
+
+    /// Even if the pool is alive
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// `kvctl gc`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  kvctl gc --dry-run
+  kvctl gc
+
+Removes ledger entries of owners that are gone, their segments, ledgers without entries and unfinished files, and says
+what it removed. Nothing that a process still owns is touched; where that cannot be known, the file is left and named.
+Exit status: 0 done, 2 something could not be looked at or removed.")]
+pub struct GcArgs {
+    /// Only say what would be removed
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// `kvctl trim`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  kvctl trim VLLM
+  kvctl trim VLLM --wait 2s
+
+Exit status: 0 done, or nothing is idle; 3 asked, and not done yet.")]
+pub struct TrimArgs {
+    /// The pool
+    pub name: String,
+
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap would take a doc comment for the help of the subcommand")]
+    pub wait: WaitArgs,
+}
+
+impl Cli {
+    /// Parses the arguments of this process, program name first.
+    pub fn parse_args(args: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        Self::try_parse_from(args)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn clap_finds_nothing_wrong_with_the_definitions() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_subcommand_has_examples_and_says_what_it_answers() {
+        for command in Cli::command().get_subcommands() {
+            let help = command.clone().render_long_help().to_string();
+            assert!(help.contains("Examples:\n") && help.contains("Exit status"), "{}", command.get_name());
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! `kvctl gc`: what killed processes left behind.
+//!
+//! | found                                         | known by                                   | then             |
+//! |-----------------------------------------------|--------------------------------------------|------------------|
+//! | entry whose owner is gone                     | the owner's lock is free                   | removed          |
+//! | ledger without entries                        | looked at under its lock                   | removed          |
+//! | ledger that its maker did not finish          | its name                                   | removed          |
+//! | segment of ours without owner                 | mode 0600, its owner's lock is free        | removed          |
+//! | the same, but our umask makes all files 0600  | only by an entry of that name, now removed | else left, named |
+//! | segment of ours that its maker did not finish | shorter, `kvcached_*`, unchanged for 1 s   | removed          |
+//! | segment of kvcached's own                     | another mode                               | left, and named  |
+//! | other users' files, anything else             | uid, size                                  | not looked at    |
+//!
+//! The bytes of a dead owner on a GPU may still be on their way back; their entry is removed a second after the owner was
+//! found dead, for which gc waits. Host memory is back when the owner's lock is free.
+
+use std::collections::BTreeSet;
+use std::fs::{self, DirEntry};
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, bail};
+use rustix::process::geteuid;
+use tidekv_core::units::Bytes;
+use tidekv_shm::segment::{self, SEGMENT_BYTES};
+use tidekv_shm::{DeviceName, EntryState, Ledger, LedgerError, LedgerView, RuntimeDir, now_ms};
+
+use super::lock_deadline;
+use crate::console::Console;
+use crate::exit::Outcome;
+use crate::scene::{file_name, is_alive};
+
+/// How long a device may take to have a dead process's memory back; measured: 65 to 300 ms on an H200.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// How long a half-made segment must have been left alone.
+const HALF_MADE: Duration = Duration::from_secs(1);
+
+pub(super) fn run(dir: &RuntimeDir, dry_run: bool, console: &mut Console) -> anyhow::Result<Outcome> {
+    let mut sweep =
+        Sweep { dir, dry_run, console, found: 0, failures: 0, dead: BTreeSet::new(), alive: BTreeSet::new() };
+    for device in Ledger::list(dir)? {
+        if let Err(error) = sweep.ledger(&device) {
+            sweep.failed(&format!("ledger of {device}"), &error);
+        }
+    }
+    sweep.leftovers()?;
+    sweep.segments()?;
+    let Sweep { found, failures, console, .. } = sweep;
+    if found == 0 {
+        console.line("Nothing to remove.")?;
+    }
+    if failures > 0 {
+        bail!("{failures} of them could not be looked at or removed");
+    }
+    Ok(Outcome::Done)
+}
+
+struct Sweep<'a> {
+    dir: &'a RuntimeDir,
+    dry_run: bool,
+    console: &'a mut Console,
+    found: u32,
+    failures: u32,
+    /// Names of segments whose pool was found dead, and of those found alive.
+    dead: BTreeSet<String>,
+    alive: BTreeSet<String>,
+}
+
+/// A dead owner's entry.
+struct Dead {
+    slot: u32,
+    name: String,
+    pid: u32,
+    reserved: Bytes,
+}
+
+impl Sweep<'_> {
+    fn removed(&mut self, what: &str) -> anyhow::Result<()> {
+        self.found += 1;
+        let verb = if self.dry_run { "Would remove" } else { "Removed" };
+        Ok(self.console.line(format_args!("{verb} {what}"))?)
+    }
+
+    fn left(&mut self, name: &str, why: &str) -> anyhow::Result<()> {
+        Ok(self.console.line(format_args!("Left segment {name}: {why}; `kvctl delete {name}` removes it"))?)
+    }
+
+    fn failed(&mut self, what: &str, error: &anyhow::Error) {
+        self.found += 1;
+        self.failures += 1;
+        self.console.note(format_args!("error: {what}: {error:#}"));
+    }
+
+    fn ledger(&mut self, device: &DeviceName) -> anyhow::Result<()> {
+        let Some(ledger) = Ledger::open_existing(self.dir, device)? else { return Ok(()) };
+        let view = ledger.read()?;
+        self.alive.extend(view.entries.iter().filter(|entry| is_alive(&view, entry)).map(file_name));
+        let dead = if self.dry_run { dead_entries(&view) } else { remove_dead(&ledger, device)? };
+        for Dead { name, pid, reserved, .. } in &dead {
+            self.dead.insert(name.clone());
+            self.removed(&format!("entry of {name} on {device}: pid {pid} is gone, {reserved} were counted for it"))?;
+        }
+        let empties = if self.dry_run {
+            view.entries.len() == dead.len() && view.torn.is_empty()
+        } else {
+            ledger.remove_if_empty(lock_deadline())?
+        };
+        if empties {
+            self.removed(&format!("ledger {}: it has no entries", ledger.path().display()))?;
+        }
+        Ok(())
+    }
+
+    fn leftovers(&mut self) -> anyhow::Result<()> {
+        // Only whoever removes them can tell that nobody is making them now.
+        if self.dry_run {
+            return Ok(());
+        }
+        for path in Ledger::remove_leftovers(self.dir)? {
+            self.removed(&format!("{}: a ledger that its maker did not finish", path.display()))?;
+        }
+        Ok(())
+    }
+
+    fn segments(&mut self) -> anyhow::Result<()> {
+        let entries = match fs::read_dir(self.dir.path()) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error).with_context(|| format!("cannot read {}", self.dir.path().display())),
+        };
+        let mut entries: Vec<DirEntry> = entries.filter_map(Result::ok).collect();
+        entries.sort_by_key(DirEntry::file_name);
+        for entry in entries {
+            // Gone since the folder was read, or not a name that pools have.
+            let (Ok(metadata), Ok(name)) = (entry.metadata(), entry.file_name().into_string()) else { continue };
+            if !metadata.is_file() || metadata.uid() != geteuid().as_raw() || self.alive.contains(&name) {
+                continue;
+            }
+            let whole = metadata.len() == SEGMENT_BYTES as u64;
+            let outcome =
+                if whole { self.segment(&entry, &name, metadata.mode()) } else { self.stump(&entry, &name, &metadata) };
+            if let Err(error) = outcome {
+                self.failed(&format!("segment {name}"), &error);
+            }
+        }
+        Ok(())
+    }
+
+    /// A file of 24 bytes of this user, without a living entry.
+    fn segment(&mut self, entry: &DirEntry, name: &str, mode: u32) -> anyhow::Result<()> {
+        let path = entry.path();
+        if segment::has_owner(&path)? {
+            return Ok(());
+        }
+        if !self.dead.contains(name) {
+            let is_pool = segment::read(&path)?.is_some();
+            if mode & 0o777 != 0o600 {
+                // Not even kvcached takes it for a pool: something else that happens to have 24 bytes.
+                if !is_pool {
+                    return Ok(());
+                }
+                let why = "kvcached's own, which do not say whether they are in use";
+                return self.left(name, why);
+            }
+            if umask_hides_others()? {
+                return self.left(name, "under this umask kvcached's own look the same");
+            }
+        }
+        if self.dry_run || segment::delete(&path)? {
+            self.removed(&format!("segment {name}: it has no owner"))?;
+        }
+        Ok(())
+    }
+
+    /// A file of this user that is too short, or too long, for a segment.
+    fn stump(&mut self, entry: &DirEntry, name: &str, metadata: &fs::Metadata) -> anyhow::Result<()> {
+        let ours = name.starts_with("kvcached_") && metadata.mode() & 0o777 == 0o600;
+        let age = metadata.modified().ok().and_then(|time| SystemTime::now().duration_since(time).ok());
+        let left_alone = age.is_some_and(|age| age >= HALF_MADE);
+        if !ours || metadata.len() > SEGMENT_BYTES as u64 || !left_alone {
+            return Ok(());
+        }
+        if !self.dry_run {
+            fs::remove_file(entry.path())?;
+        }
+        self.removed(&format!("segment {name}: its maker did not finish it"))
+    }
+}
+
+fn dead_entries(view: &LedgerView) -> Vec<Dead> {
+    let dead = view.entries.iter().filter(|entry| !is_alive(view, entry));
+    dead.map(|entry| Dead { slot: entry.slot, name: file_name(entry), pid: entry.pid, reserved: entry.reserved })
+        .collect()
+}
+
+/// Removes the entries of dead owners, the last of them at most [`GRACE`] from now.
+fn remove_dead(ledger: &Ledger, device: &DeviceName) -> Result<Vec<Dead>, LedgerError> {
+    let grace = if *device == DeviceName::host() { Duration::ZERO } else { GRACE };
+    let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+    let deadline = Instant::now() + grace * 2;
+    let watch = ledger.watch()?;
+    let mut removed: Vec<Dead> = Vec::new();
+    loop {
+        let (gone, wait_ms) = ledger.update(lock_deadline(), |view| {
+            let dead = dead_entries(view);
+            let now = now_ms();
+            view.reap(now);
+            let left_ms = |since: u64| since.saturating_add(grace_ms).saturating_sub(now);
+            view.entries.retain(|entry| entry.state == EntryState::Live || left_ms(entry.returning_since_ms) > 0);
+            let gone: Vec<Dead> = dead.into_iter().filter(|dead| view.by_slot(dead.slot).is_none()).collect();
+            let returning = view.entries.iter().filter(|entry| entry.state == EntryState::Returning);
+            (gone, returning.map(|entry| left_ms(entry.returning_since_ms)).max())
+        })?;
+        removed.extend(gone);
+        match wait_ms {
+            Some(wait_ms) if Instant::now() < deadline => watch.wait(Duration::from_millis(wait_ms))?,
+            _ => return Ok(removed),
+        };
+    }
+}
+
+/// Whether files that kvcached makes for everybody come out as private as ours.
+fn umask_hides_others() -> anyhow::Result<bool> {
+    let status = fs::read_to_string("/proc/self/status").context("cannot read /proc/self/status")?;
+    let umask = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+    let umask = umask.and_then(|text| u32::from_str_radix(text.trim(), 8).ok());
+    // A kernel that does not say: assume the worst.
+    Ok(umask.is_none_or(|umask| 0o666 & !umask == 0o600))
+}

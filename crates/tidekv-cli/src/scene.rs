@@ -1,0 +1,250 @@
+//! What there is to see: every segment of the folder beside every entry of this user's ledgers.
+//!
+//! ```text
+//!   segment (24 bytes)     ledger entry       it is
+//!   yes                    owner alive        a pool of ours
+//!   no, or its limit is 0  owner alive        a pool of ours that kvcached's tools do not see
+//!   yes                    no                 a pool of kvcached's own, or a file left behind
+//!   any                    owner gone         left behind: `kvctl gc`
+//! ```
+//!
+//! A pool that runs on several devices under one name has one segment and an entry on each; it is listed once for each.
+
+use std::path::PathBuf;
+
+use tidekv_core::share::{fair_shares, owed};
+use tidekv_core::units::Bytes;
+use tidekv_shm::{
+    DeviceName, EntryState, Ledger, LedgerEntry, LedgerError, LedgerHeader, LedgerView, PoolName, RuntimeDir,
+    SegmentView, UNLIMITED, segment,
+};
+
+use crate::console::Console;
+use crate::exit::Outcome;
+use crate::text::nearest;
+
+/// All pools at one moment.
+#[derive(Debug)]
+pub struct Scene {
+    /// Where they were looked for.
+    pub dir: RuntimeDir,
+    /// One for each pool and device, by name.
+    pub pools: Vec<Pool>,
+    /// Ledgers that could not be read.
+    pub unreadable: Vec<(DeviceName, LedgerError)>,
+}
+
+/// One pool on one device.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    /// The name of its segment: with the group, where that is not 0.
+    pub name: String,
+    /// What stands in the segment.
+    pub segment: Option<SegmentView>,
+    /// Its place in a ledger; a pool of kvcached's own has none.
+    pub place: Option<Place>,
+}
+
+/// A pool's entry and what follows from it.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// Of which device.
+    pub device: DeviceName,
+    /// The ledger, to change the entry or to wait for it.
+    pub ledger: Ledger,
+    /// What the ledger says of the device.
+    pub header: LedgerHeader,
+    /// The entry.
+    pub entry: LedgerEntry,
+    /// Whether a process owns it now.
+    pub alive: bool,
+    /// What it should hold.
+    pub fair: Bytes,
+    /// What it should give back now.
+    pub owed: Bytes,
+}
+
+impl Scene {
+    /// Looks at everything, without waiting for anybody.
+    pub fn look(dir: &RuntimeDir) -> Result<Self, LedgerError> {
+        let mut pools = Vec::new();
+        let mut unreadable = Vec::new();
+        for device in Ledger::list(dir)? {
+            match look_at_ledger(dir, &device) {
+                Ok(places) => pools.extend(places.into_iter().map(|place| Pool {
+                    name: file_name(&place.entry),
+                    segment: None,
+                    place: Some(place),
+                })),
+                Err(error) => unreadable.push((device, error)),
+            }
+        }
+        for (name, segment) in segment::list(dir) {
+            let mut known = false;
+            for pool in pools.iter_mut().filter(|pool| pool.name == name) {
+                pool.segment = Some(segment);
+                known = true;
+            }
+            if !known {
+                pools.push(Pool { name, segment: Some(segment), place: None });
+            }
+        }
+        pools.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(Self { dir: dir.clone(), pools, unreadable })
+    }
+
+    /// The pools of this name: one for each device that it is on, empty if there is none.
+    pub fn named(&self, name: &str) -> Vec<&Pool> {
+        self.pools.iter().filter(|pool| pool.name == name).collect()
+    }
+
+    /// Where a pool's segment lies.
+    pub fn segment_path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Says on stderr that there is no such pool, and which there are.
+    pub fn say_unknown(&self, name: &str, console: &mut Console) -> Outcome {
+        let mut names: Vec<&str> = self.pools.iter().map(|pool| pool.name.as_str()).collect();
+        names.dedup();
+        let mut line = format!("Error: IPC '{name}' not found.");
+        if let Some(nearest) = nearest(name, names.iter().copied()) {
+            line += &format!(" Did you mean '{nearest}'?");
+        }
+        console.note(line);
+        if !names.is_empty() {
+            console.note(format_args!("Active IPC names: {}", names.join(", ")));
+        }
+        self.say_unreadable(console);
+        Outcome::Negative
+    }
+
+    /// Says on stderr which ledgers could not be read.
+    pub fn say_unreadable(&self, console: &mut Console) {
+        for (device, error) in &self.unreadable {
+            console.note(format_args!("warning: pools on {device} are not shown in full: {error}"));
+        }
+    }
+}
+
+impl Pool {
+    /// The limit as kvcached's tools see it.
+    pub fn limit(&self) -> i64 {
+        match (&self.segment, &self.place) {
+            (Some(segment), _) => segment.limit,
+            (None, Some(place)) => saturate(place.entry.limit.min(place.header.total)),
+            (None, None) => 0,
+        }
+    }
+
+    /// What it uses, as kvcached's tools see it.
+    pub fn used(&self) -> i64 {
+        match (&self.segment, &self.place) {
+            (Some(segment), _) => segment.used,
+            (None, Some(place)) => saturate(place.entry.in_use),
+            (None, None) => 0,
+        }
+    }
+
+    /// What it holds beyond that, as kvcached's tools see it.
+    pub fn prealloc(&self) -> i64 {
+        match (&self.segment, &self.place) {
+            (Some(segment), _) => segment.prealloc,
+            (None, Some(place)) => saturate(place.entry.idle),
+            (None, None) => 0,
+        }
+    }
+
+    /// Its place in a ledger, if its owner lives.
+    pub fn live_place(&self) -> Option<&Place> {
+        self.place.as_ref().filter(|place| place.alive)
+    }
+
+    /// In a word.
+    pub fn state(&self) -> State {
+        match &self.place {
+            None => State::Kvcached,
+            Some(place) if place.entry.state == EntryState::Returning => State::Returning,
+            Some(place) if !place.alive => State::Dead,
+            Some(place) if place.entry.applied_revision < place.entry.limit_revision => State::Draining,
+            Some(_) => State::Live,
+        }
+    }
+}
+
+/// A pool's state in a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// Its owner lives.
+    Live,
+    /// Its owner lives and has not yet carried out the latest limit.
+    Draining,
+    /// Its owner is gone, and nobody has noticed yet.
+    Dead,
+    /// Its owner is gone, its memory is on the way back.
+    Returning,
+    /// It has no entry in a ledger: kvcached's own.
+    Kvcached,
+}
+
+impl State {
+    /// The word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Live => "live",
+            Self::Draining => "draining",
+            Self::Dead => "dead",
+            Self::Returning => "returning",
+            Self::Kvcached => "kvcached",
+        }
+    }
+}
+
+/// What a pool's segment is called.
+pub fn file_name(entry: &LedgerEntry) -> String {
+    match PoolName::new(&entry.name) {
+        Ok(name) => name.with_group(entry.group).as_str().to_owned(),
+        // No pool registers without a name; an entry that says so is shown as it is.
+        Err(_) => entry.name.clone(),
+    }
+}
+
+/// A size for people, or `none` for the absence of a bound.
+pub fn bound(bytes: Bytes) -> String {
+    if bytes == UNLIMITED { "none".to_owned() } else { bytes.to_string() }
+}
+
+fn look_at_ledger(dir: &RuntimeDir, device: &DeviceName) -> Result<Vec<Place>, LedgerError> {
+    let Some(ledger) = Ledger::open_existing(dir, device)? else { return Ok(Vec::new()) };
+    let view = ledger.read()?;
+    let alive: Vec<bool> = view.entries.iter().map(|entry| is_alive(&view, entry)).collect();
+    let mut as_claimed = view.clone();
+    for (entry, &alive) in as_claimed.entries.iter_mut().zip(&alive) {
+        // What nobody noticed yet holds for the arithmetic already.
+        if !alive {
+            entry.state = EntryState::Returning;
+        }
+    }
+    let claims = as_claimed.pool_claims();
+    let fair = fair_shares(view.header.budget, &claims);
+    let places = view.entries.into_iter().enumerate().map(|(index, entry)| Place {
+        device: device.clone(),
+        ledger: ledger.clone(),
+        header: view.header,
+        entry,
+        alive: alive[index],
+        fair: fair[index],
+        owed: owed(view.header.budget, &claims, index),
+    });
+    Ok(places.collect())
+}
+
+/// Whether a process owns this entry now.
+pub fn is_alive(view: &LedgerView, entry: &LedgerEntry) -> bool {
+    entry.state == EntryState::Live && view.is_owner_alive(entry.slot)
+}
+
+fn saturate(bytes: Bytes) -> i64 {
+    i64::try_from(bytes.0).unwrap_or(i64::MAX)
+}

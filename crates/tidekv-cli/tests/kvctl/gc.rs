@@ -1,0 +1,185 @@
+//! `kvctl gc`: processes are killed for real.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant, SystemTime};
+
+use tidekv_core::units::{Bytes, GroupId};
+use tidekv_shm::{DeviceName, EntryState, Ledger};
+
+use crate::common::{Victim, World};
+
+#[test]
+fn nothing_to_do() {
+    let world = World::new();
+    assert_eq!(world.kvctl(&["gc"]).quiet(), (0, "Nothing to remove.\n"));
+    let _pool = world.pool("ours", Bytes::gib(1));
+    let before = world.files();
+    assert_eq!(world.kvctl(&["gc"]).quiet(), (0, "Nothing to remove.\n"));
+    assert_eq!(world.files(), before);
+}
+
+#[test]
+fn all_that_a_killed_process_left() {
+    let world = World::new();
+    let pid = Victim::spawn(&world, "victim").kill();
+    let before = world.files();
+    assert_eq!(before.len(), 2, "{before:?}");
+    let dry = world.kvctl(&["gc", "--dry-run"]);
+    assert_eq!(world.files(), before, "a dry run changes nothing");
+    let ran = world.kvctl(&["gc"]);
+    let (code, text) = ran.quiet();
+    assert_eq!(code, 0);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], format!("Removed entry of victim on host: pid {pid} is gone, 80 MiB were counted for it"));
+    assert!(lines[1].starts_with("Removed ledger ") && lines[2] == "Removed segment victim: it has no owner", "{text}");
+    assert_eq!(dry.quiet().1.replace("Would remove", "Removed"), text);
+    assert_eq!(world.files(), Vec::<String>::new());
+}
+
+#[test]
+fn neighbours_of_a_killed_process_stay() {
+    let world = World::new();
+    let pool = world.pool("ours", Bytes::gib(1));
+    pool.uses(Bytes::mib(8), Bytes::ZERO);
+    let before = world.files();
+    let mine = world.entry("ours");
+    Victim::spawn(&world, "victim").kill();
+    assert_eq!(world.kvctl(&["gc"]).quiet().1.lines().count(), 2);
+    assert_eq!((world.files(), world.entry("ours")), (before, mine));
+}
+
+/// A neighbour found it dead first and removed its entry: only the file is left.
+#[test]
+fn a_segment_whose_entry_is_gone() {
+    let world = World::new();
+    let _pool = world.pool("ours", Bytes::gib(1));
+    Victim::spawn(&world, "victim").kill();
+    let ledger = world.ledger();
+    ledger.update(crate::common::patience(), |view| view.entries.retain(|entry| entry.name != "victim")).unwrap();
+    assert_eq!(world.kvctl(&["gc"]).quiet(), (0, "Removed segment victim: it has no owner\n"));
+}
+
+/// A pool between its segment and its entry, or one whose ledger was lost.
+#[test]
+fn a_segment_with_an_owner_and_no_entry_stays() {
+    let world = World::new();
+    let name = tidekv_shm::PoolName::new("ours").unwrap();
+    let segment = tidekv_shm::PoolSegment::create(&world.dir(), &name, Bytes::gib(1)).unwrap();
+    assert_eq!(world.kvctl(&["gc"]).quiet(), (0, "Nothing to remove.\n"));
+    assert!(segment.path().exists());
+    assert!(world.kvctl(&["delete", "ours"]).error().contains("ours is alive"));
+}
+
+#[test]
+fn a_limit_of_zero_does_not_hide_a_dead_segment() {
+    let world = World::new();
+    let victim = Victim::spawn(&world, "victim");
+    assert_eq!(world.kvctl(&["limit", "victim", "0"]).code, 3);
+    victim.kill();
+    world.kvctl(&["gc"]);
+    assert_eq!(world.files(), Vec::<String>::new());
+}
+
+#[test]
+fn what_may_be_kvcached_own_is_left_and_named() {
+    let world = World::new();
+    world.kvcached_segment("theirs", [1 << 30, 0, 0]);
+    fs::write(world.path("zeros"), [0; 24]).unwrap();
+    fs::write(world.path("notes.txt"), "x").unwrap();
+    let before = world.files();
+    let ran = world.kvctl(&["gc"]);
+    let (code, text) = ran.quiet();
+    assert!(code == 0 && text.starts_with("Left segment theirs: kvcached's own"), "{text}");
+    assert_eq!(text.lines().count(), 2, "{text}");
+    assert_eq!(world.files(), before);
+}
+
+/// With a umask of 077 kvcached's own segments have our mode.
+#[test]
+fn a_private_umask_leaves_what_no_entry_vouches_for() {
+    let world = World::new();
+    let path = world.kvcached_segment("private", [1 << 30, 0, 0]);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    Victim::spawn(&world, "victim").kill();
+    let gc = |umask: &str| {
+        let script = format!("umask {umask}; exec \"$0\" gc");
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", &script, env!("CARGO_BIN_EXE_kvctl")]).env("KVCACHED_RUNTIME_DIR", world.path(""));
+        String::from_utf8(shell.output().unwrap().stdout).unwrap()
+    };
+    let text = gc("077");
+    assert!(
+        text.contains("Removed segment victim") && text.contains("Left segment private: under this umask"),
+        "{text}"
+    );
+    assert!(path.exists());
+    assert_eq!(gc("022"), "Removed segment private: it has no owner\n");
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_segment_that_was_never_finished() {
+    let world = World::new();
+    let stump = |name: &str, bytes: usize, age: Duration| {
+        fs::write(world.path(name), vec![0; bytes]).unwrap();
+        fs::set_permissions(world.path(name), fs::Permissions::from_mode(0o600)).unwrap();
+        let file = fs::File::options().write(true).open(world.path(name)).unwrap();
+        file.set_modified(SystemTime::now() - age).unwrap();
+    };
+    stump("kvcached_vLLM_1", 0, Duration::from_secs(10));
+    stump("kvcached_vLLM_2", 0, Duration::ZERO);
+    stump("kvcached_vLLM_3", 25, Duration::from_secs(10));
+    stump("mine", 0, Duration::from_secs(10));
+    assert_eq!(world.kvctl(&["gc"]).quiet(), (0, "Removed segment kvcached_vLLM_1: its maker did not finish it\n"));
+    assert_eq!(world.files(), ["kvcached_vLLM_2", "kvcached_vLLM_3", "mine"]);
+}
+
+/// GPU memory comes back a moment after its owner is gone: gc gives it that moment, and not more.
+#[test]
+fn bytes_on_a_gpu_get_their_grace() {
+    let world = World::new();
+    let device = DeviceName::new("GPU-1234").unwrap();
+    let ledger = Ledger::open(&world.dir(), &device).unwrap();
+    let name = tidekv_shm::PoolName::new("gone").unwrap();
+    let spec = tidekv_shm::EntrySpec::new(name, GroupId(0), crate::common::PAGE);
+    let owner = ledger.register(crate::common::patience(), spec).unwrap();
+    let entry = owner
+        .update(crate::common::patience(), |view, me| {
+            view.entries[me].reserved = Bytes::gib(3);
+            view.entries[me].clone()
+        })
+        .unwrap();
+    drop(owner);
+    // As a neighbour would have left it: returning since now, bytes still counted.
+    let ledger = Ledger::open(&world.dir(), &device).unwrap();
+    let start = Instant::now();
+    ledger
+        .update(crate::common::patience(), |view| {
+            let since = tidekv_shm::now_ms();
+            view.entries.push(tidekv_shm::LedgerEntry {
+                state: EntryState::Returning,
+                returning_since_ms: since,
+                ..entry
+            });
+        })
+        .unwrap();
+    let ran = world.kvctl(&["gc"]);
+    assert!(start.elapsed() >= Duration::from_secs(1), "{:?}", start.elapsed());
+    assert!(ran.quiet().1.contains("Removed entry of gone on GPU-1234") && ran.stdout.contains("3 GiB"), "{ran:?}");
+    assert_eq!(world.files(), Vec::<String>::new());
+}
+
+#[test]
+fn a_ledger_that_cannot_be_looked_at_is_an_error_and_the_rest_is_done() {
+    let world = World::new();
+    Victim::spawn(&world, "victim").kill();
+    let ledger = world.ledger().path().to_owned();
+    let other = ledger.with_file_name(ledger.file_name().unwrap().to_str().unwrap().replace("host", "GPU-1"));
+    fs::write(&other, "not a ledger").unwrap();
+    fs::set_permissions(&other, fs::Permissions::from_mode(0o600)).unwrap();
+    let ran = world.kvctl(&["gc"]);
+    assert_eq!(ran.code, 2);
+    assert!(ran.stderr.starts_with("error: ledger of GPU-1: "), "{ran:?}");
+    assert!(ran.stdout.contains("Removed segment victim"), "{ran:?}");
+}

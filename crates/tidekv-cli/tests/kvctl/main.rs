@@ -1,0 +1,15 @@
+//! `kvctl` as operators run it: the real binary on a folder of its own, with pools that live in this process, pools of
+//! kvcached's own made by hand, and pools whose owner was killed.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail the test")]
+
+mod common;
+
+mod cli;
+mod delete;
+mod gc;
+mod kvcached;
+mod limit;
+mod list;
+mod share;
+mod trim;

@@ -1,0 +1,55 @@
+//! `kvctl trim`.
+
+use tidekv_core::units::Bytes;
+use tidekv_shm::LedgerEntry;
+
+use crate::common::{Victim, World};
+
+#[test]
+fn asked_and_not_waited_for() {
+    let world = World::new();
+    let pool = world.pool("ours", Bytes::gib(1));
+    let ran = world.kvctl(&["trim", "ours"]);
+    assert_eq!(ran.quiet(), (0, "Asked ours to give back 0 B of idle memory.\n"));
+    pool.uses(Bytes::mib(10), Bytes::mib(6));
+    let ran = world.kvctl(&["trim", "ours"]);
+    assert_eq!(ran.quiet(), (3, "Asked ours to give back 6 MiB of idle memory.\n"));
+    assert_eq!(world.entry("ours").trim_request, 2);
+}
+
+#[test]
+fn waited_for_until_it_is_done() {
+    let world = World::new();
+    let pool = world.pool("ours", Bytes::gib(1));
+    pool.uses(Bytes::mib(10), Bytes::mib(6));
+    let gives = |entry: &mut LedgerEntry| {
+        let asked = entry.trim_request > entry.trim_done;
+        if asked {
+            (entry.reserved, entry.idle) = (Bytes::mib(10), Bytes::ZERO);
+            entry.trim_done = entry.trim_request;
+        }
+        asked
+    };
+    let ran = pool.answering(gives, || world.kvctl(&["trim", "ours", "--wait", "60s"]));
+    assert_eq!(ran.quiet(), (0, "ours gave back 6 MiB and holds 10 MiB.\n"));
+}
+
+#[test]
+fn not_done_in_time() {
+    let world = World::new();
+    let pool = world.pool("ours", Bytes::gib(1));
+    pool.uses(Bytes::mib(10), Bytes::mib(6));
+    let ran = world.kvctl(&["trim", "ours", "--wait", "10ms"]);
+    assert_eq!(ran.quiet(), (3, "Still draining: ours holds 16 MiB (6 MiB idle).\n"));
+}
+
+#[test]
+fn who_cannot_be_asked() {
+    let world = World::new();
+    assert_eq!(world.kvctl(&["trim", "nobody"]).code, 1);
+    world.kvcached_segment("theirs", [1 << 30, 0, 0]);
+    assert!(world.kvctl(&["trim", "theirs"]).error().contains("kvcached's own"));
+    Victim::spawn(&world, "victim").kill();
+    assert_eq!(world.kvctl(&["trim", "victim"]).code, 1);
+    world.kvctl(&["trim", "victim", "--wait", "soon"]).error();
+}
