@@ -9,6 +9,7 @@
 //!            segments (24 bytes, kvcached's) + ledgers (ours), read with pread
 //!
 //!   text      sizes as kvcached prints them, durations, percentages, the nearest name
+//!   logging   where the logs of our binaries go; kvbench uses it too
 //! ```
 //!
 //! It needs neither CUDA nor torch and never waits for a pool: reads take no lock of ours, the few writes try for a
@@ -22,6 +23,7 @@ pub mod cli;
 pub mod command;
 pub mod console;
 pub mod exit;
+pub mod logging;
 pub mod request;
 pub mod scene;
 pub mod text;
