@@ -1,15 +1,19 @@
-//! The command line: `kvbench <vmm|alloc|compare>`.
+//! The command line: `kvbench <vmm|alloc|frag|idle|share|hold|compare>`.
 //!
 //! Each subcommand owns its arguments, its examples and its `run`; this module only lists them. What a
 //! subcommand reports is an [`ExitStatus`] or an error, and [`exit`](crate::exit) turns either into a code.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
+use tidekv_cli::logging;
+
 use crate::exit::ExitStatus;
-use crate::{alloc, compare, vmm};
+use crate::output::warn;
+use crate::{alloc, compare, fleet, frag, hold, idle, share, vmm};
 
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("TIDEKV_COMMIT"), ")");
 
@@ -17,6 +21,10 @@ const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("TIDE
 #[derive(Debug, Parser)]
 #[command(name = "kvbench", version = VERSION, after_help = EXAMPLES)]
 pub struct Cli {
+    /// Also append logs to FILE [default: $KVCACHED_LOG_FILE]; KVCACHED_LOG_LEVEL says which
+    #[arg(long, global = true, value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
@@ -26,6 +34,7 @@ const EXAMPLES: &str = "\
 Examples:
   kvbench vmm                                  # cost of mapping and unmapping pages here
   kvbench alloc --quick                        # cost of leasing and freeing blocks, a first look
+  kvbench share                                # processes that share one budget
   kvbench vmm --output before.json             # keep the result ...
   kvbench compare before.json after.json --fail-above 10%   # ... and hold a later one against it
 
@@ -38,6 +47,17 @@ pub enum Command {
     Vmm(vmm::VmmArgs),
     /// Lease and free blocks of pools of several sizes
     Alloc(alloc::AllocArgs),
+    /// Retain a few blocks of a full pool and see what they pin
+    Frag(frag::FragArgs),
+    /// Serve requests of staggered lengths and see what an idle model holds
+    Idle(idle::IdleArgs),
+    /// Let processes compete for one budget
+    Share(share::ShareArgs),
+    /// Hold memory under a name, to have something to look at
+    Hold(hold::HoldArgs),
+    /// Follow orders on standard input (what `share` starts)
+    #[command(hide = true)]
+    Worker(fleet::WorkerArgs),
     /// Compare two results of one benchmark
     Compare(compare::CompareArgs),
 }
@@ -50,9 +70,15 @@ impl Cli {
 
     /// Does what was asked.
     pub fn run(&self) -> anyhow::Result<ExitStatus> {
+        logging::start(self.log_file.as_deref()).iter().for_each(|warning| warn(warning));
         match &self.command {
             Command::Vmm(args) => vmm::run(args),
             Command::Alloc(args) => alloc::run(args),
+            Command::Frag(args) => frag::run(args),
+            Command::Idle(args) => idle::run(args),
+            Command::Share(args) => share::run(args),
+            Command::Hold(args) => hold::run(args),
+            Command::Worker(args) => fleet::run(args),
             Command::Compare(args) => compare::run(args),
         }
     }

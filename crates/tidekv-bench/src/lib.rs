@@ -1,16 +1,21 @@
 //! kvbench: every tidekv benchmark, the one result format they share, and the comparison of two results.
 //!
 //! ```text
-//!   cli ──> vmm, alloc ──> stats ──> result ──> output ──> table or JSON on stdout, file
-//!                                      │
-//!           compare <── two files ─────┘
+//!   cli ──> vmm, alloc, frag, idle, share ──> stats ──> result ──> output ──> table or JSON on stdout, file
+//!                                                         │
+//!           compare <── two files ────────────────────────┘
 //!
-//!   cli       the command line            stats     percentiles from raw samples
-//!   list      `2M,16M,128M`               result    the object that every benchmark writes
-//!   vmm       map and unmap pages         host      the machine and the build a result came from
-//!   alloc     lease and free blocks       table     figures for people
-//!   compare   two results, one verdict    progress  a bar on a terminal, else nothing
-//!   exit      outcome -> exit code        output    the only module that writes to stdout
+//!   cli           the command line                 stats     percentiles from raw samples
+//!   list          `2M,16M,128M`                    result    the object that every benchmark writes
+//!   vmm           map and unmap pages              host      the machine and the build a result came from
+//!   alloc         lease and free blocks            table     figures for people
+//!   frag          what retained blocks pin         progress  a bar on a terminal, else nothing
+//!   idle          what an idle model holds         output    the only module that writes to stdout
+//!   share         processes that share a budget    exit      outcome -> exit code
+//!   hold          a pool to look at                compare   two results, one verdict
+//!
+//!   lab           private directories and shapes of pools       prefix_cache   stand-in for an engine's
+//!   fleet         worker processes with a pool each             random         the same in every run
 //! ```
 //!
 //! A benchmark is one module with an `Args` type for clap and one `run`; it measures into
@@ -23,11 +28,19 @@ pub mod alloc;
 pub mod cli;
 pub mod compare;
 pub mod exit;
+pub mod fleet;
+pub mod frag;
+pub mod hold;
 pub mod host;
+pub mod idle;
+pub mod lab;
 pub mod list;
 pub mod output;
+pub mod prefix_cache;
 pub mod progress;
+pub mod random;
 pub mod result;
+pub mod share;
 pub mod stats;
 pub mod table;
 pub mod vmm;

@@ -12,7 +12,7 @@ fn kvbench(arguments: &[&str]) -> Output {
 }
 
 fn alloc(flags: &[&str]) -> Output {
-    let small = ["alloc", "--blocks", "100,200", "--k", "1,16", "--iters", "20"];
+    let small = ["alloc", "--blocks", "100,200", "--k", "1,16", "--iters", "20", "--threads", "1,2"];
     kvbench(&[&small, flags].concat())
 }
 
@@ -29,7 +29,16 @@ fn the_object_on_stdout_is_the_object_in_the_file_and_compares_with_itself() {
     let result: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&result["name"], &result["args"]["batch"]), (&Value::from("alloc"), &Value::from(64)));
     assert_eq!(result["samples"]["blocks200.k16.alloc_free_batch"]["values"].as_array().unwrap().len(), 20);
-    for figure in ["/alloc_free_ns/k16/p50", "/pools/100/k1/p99", "/largest_over_smallest_pool/k16"] {
+    for figure in [
+        "/alloc_free_ns/k16/p50",
+        "/pools/100/k1/p99",
+        "/largest_over_smallest_pool/k16",
+        "/core_alloc_free_ns/k16/p50",
+        "/core_largest_over_smallest_pool/k16",
+        "/available_ns/p50",
+        "/threads2_over_1",
+        "/slow_path_us/p50",
+    ] {
         let value = result["summary"].pointer(figure).and_then(Value::as_f64);
         assert!(value.is_some_and(|value| value > 0.0), "{figure}: {value:?}");
     }

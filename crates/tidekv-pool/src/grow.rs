@@ -32,6 +32,10 @@ const DEVICE_RETRY: Duration = Duration::from_millis(5);
 /// A refill maps this much between two looks at the neighbours: a few milliseconds on host memory.
 const REFILL_CHUNK: Bytes = Bytes::mib(32);
 
+/// How long an allocation that would not wait for neighbours waits for this pool's own pages: those that its thread is
+/// mapping ahead or giving back count as held, and are about to be usable or gone.
+const OWN_PATIENCE: Duration = Duration::from_millis(50);
+
 /// What a plan is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
@@ -51,7 +55,7 @@ impl Inner {
         out: &mut Vec<BlockLease>,
     ) -> Result<(), PoolError> {
         let outcome = match wait {
-            Duration::ZERO => self.attempt(count, purpose, Asker::Passing, Instant::now() + LEDGER_PATIENCE, out),
+            Duration::ZERO => self.grow_at_once(count, purpose, out),
             wait => self.grow_within(count, purpose, Instant::now() + wait, out),
         };
         if outcome.is_err() {
@@ -60,6 +64,26 @@ impl Inner {
         // A refusal leaves a demand behind that must be cleared in time; growth is what the reserve follows.
         self.bell.ring();
         outcome
+    }
+
+    fn grow_at_once(&self, count: u32, purpose: Purpose, out: &mut Vec<BlockLease>) -> Result<(), PoolError> {
+        let refusal = match self.attempt(count, purpose, Asker::Passing, Instant::now() + LEDGER_PATIENCE, out) {
+            Err(error) => error,
+            done => return done,
+        };
+        let at_the_limit = matches!(refusal, PoolError::Exhausted { shortage: Shortage::Limit { .. }, .. });
+        if at_the_limit && self.own_pages_in_flight() {
+            return self.grow_within(count, purpose, Instant::now() + OWN_PATIENCE, out);
+        }
+        Err(refusal)
+    }
+
+    /// Whether this pool's own thread is mapping pages or taking them away at this moment. Pages that wait for a step of
+    /// the engine are not: nobody knows when that ends.
+    fn own_pages_in_flight(&self) -> bool {
+        let counts = self.table.lock().blocks.pages().counts();
+        let waits_for_a_step = self.awaited_step.load(Relaxed) != u64::MAX;
+        counts.mapping + counts.unmapping > counts.unmap_failed || (counts.draining > 0 && !waits_for_a_step)
     }
 
     fn grow_within(

@@ -1,14 +1,19 @@
 //! A pool in the middle of its life, and the two loops that are timed on it.
+//!
+//! The loops are the same for [`KvPool`] and for the bare allocator inside it, so that the difference between the two
+//! is what the pool adds: its lock, its counters, its error type.
 
 use std::hint::black_box;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use tidekv_core::blocks::{BlockAllocator, BlockLease};
 use tidekv_core::pages::Fence;
 use tidekv_core::units::Step;
+use tidekv_pool::KvPool;
 
 use super::BATCH;
+use crate::random::Random;
 use crate::stats::Samples;
 
 /// Every free is of work that the same step did. Nothing is unmapped here, so its number does not matter.
@@ -17,28 +22,86 @@ const FENCE: Fence = Fence::Step(Step(1));
 /// Batches run and thrown away at the start of each round: the other pools had the caches before.
 const WARM_UP: u32 = 4;
 
+/// How long filling a pool may take.
+const FILL_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Every request is replaced this often before anything is timed. Fewer, and the requests still lie as the
 /// set-up scattered them: figures would depend on how long the run is.
 const SETTLING_PASSES: usize = 16;
 
+/// Something that leases and frees blocks.
+pub(super) trait Blocks {
+    /// Leases all blocks there are.
+    fn lease_all(&mut self) -> anyhow::Result<Vec<BlockLease>>;
+
+    /// Leases `count` blocks, all or none.
+    fn lease(&mut self, count: u32, out: &mut Vec<BlockLease>) -> anyhow::Result<()>;
+
+    /// Frees leased blocks.
+    fn give_back(&mut self, leases: &[BlockLease]) -> anyhow::Result<()>;
+}
+
+impl Blocks for BlockAllocator {
+    fn lease_all(&mut self) -> anyhow::Result<Vec<BlockLease>> {
+        let mut leases = Vec::new();
+        self.alloc_mapped(self.total_blocks(), &mut leases)?;
+        Ok(leases)
+    }
+
+    #[inline]
+    fn lease(&mut self, count: u32, out: &mut Vec<BlockLease>) -> anyhow::Result<()> {
+        Ok(self.alloc_mapped(count, out)?)
+    }
+
+    #[inline]
+    fn give_back(&mut self, leases: &[BlockLease]) -> anyhow::Result<()> {
+        self.free(leases, FENCE)?;
+        Ok(())
+    }
+}
+
+impl Blocks for KvPool {
+    fn lease_all(&mut self) -> anyhow::Result<Vec<BlockLease>> {
+        let mut leases = Vec::new();
+        // The pool's own thread may have a page in its hands, for the reserve.
+        self.alloc_within(self.geometry().block_count(), FILL_TIMEOUT, &mut leases)?;
+        Ok(leases)
+    }
+
+    #[inline]
+    fn lease(&mut self, count: u32, out: &mut Vec<BlockLease>) -> anyhow::Result<()> {
+        Ok(self.alloc(count, out)?)
+    }
+
+    #[inline]
+    fn give_back(&mut self, leases: &[BlockLease]) -> anyhow::Result<()> {
+        Ok(self.free(leases, FENCE)?)
+    }
+}
+
+/// The bare allocator, with all its pages mapped.
+pub(super) fn bare_allocator(blocks: u32, blocks_per_page: u32) -> anyhow::Result<BlockAllocator> {
+    let mut allocator = BlockAllocator::new(blocks.div_ceil(blocks_per_page), blocks_per_page)?;
+    let claims = allocator.claim_pages(allocator.pages().page_count())?;
+    allocator.pages_mapped(&claims)?;
+    Ok(allocator)
+}
+
 /// A pool of which a share is leased, all pages mapped.
 #[derive(Debug)]
-pub(super) struct Pool {
-    allocator: BlockAllocator,
+pub(super) struct Pool<B> {
+    pub(super) blocks: B,
     k: u32,
     requests: Vec<Vec<BlockLease>>,
     random: Random,
 }
 
-impl Pool {
+impl<B: Blocks> Pool<B> {
     /// A pool in which the same share of *every* page is leased, at random places. So an allocation meets the
     /// same pages in a pool of any size, and nothing but the size can make a difference.
-    pub(super) fn scattered(blocks: u32, blocks_per_page: u32, occupancy: f64, k: u32) -> anyhow::Result<Self> {
-        let mut allocator = BlockAllocator::new(blocks.div_ceil(blocks_per_page), blocks_per_page)?;
-        let claims = allocator.claim_pages(allocator.pages().page_count())?;
-        allocator.pages_mapped(&claims)?;
-        let mut leases = Vec::new();
-        allocator.alloc_mapped(allocator.total_blocks(), &mut leases)?;
+    pub(super) fn scattered(mut blocks: B, blocks_per_page: u32, occupancy: f64, k: u32) -> anyhow::Result<Self> {
+        let mut leases = blocks.lease_all()?;
+        let total = leases.len();
         leases.sort_unstable_by_key(|lease| lease.block);
 
         let mut random = Random::new();
@@ -53,16 +116,16 @@ impl Pool {
         }
         ensure!(
             freed.len() >= usize::try_from(k)?,
-            "a pool of {blocks} blocks at occupancy {occupancy} has {} free, and --k is {k}: \
+            "a pool of {total} blocks at occupancy {occupancy} has {} free, and --k is {k}: \
              give a larger pool, a lower occupancy or a smaller k",
             freed.len()
         );
         random.shuffle(&mut freed);
-        allocator.free(&freed, FENCE)?;
+        blocks.give_back(&freed)?;
         random.shuffle(&mut kept);
         // What is left over of the last request stays leased and is never replaced.
         let requests = kept.chunks_exact(usize::try_from(k)?).map(<[BlockLease]>::to_vec).collect();
-        Ok(Self { allocator, k, requests, random })
+        Ok(Self { blocks, k, requests, random })
     }
 
     /// The same pool after it has served for a while: every request lies as the allocator places it.
@@ -70,9 +133,9 @@ impl Pool {
         for _ in 0..SETTLING_PASSES * self.requests.len() {
             let choice = self.random.below(self.requests.len());
             let request = &mut self.requests[choice];
-            self.allocator.free(request, FENCE)?;
+            self.blocks.give_back(request)?;
             request.clear();
-            self.allocator.alloc_mapped(self.k, request)?;
+            self.blocks.lease(self.k, request)?;
         }
         Ok(self)
     }
@@ -83,8 +146,8 @@ impl Pool {
         for sample in 0..samples + WARM_UP {
             let start = Instant::now();
             for _ in 0..BATCH {
-                self.allocator.alloc_mapped(self.k, &mut leases)?;
-                self.allocator.free(black_box(&leases), FENCE)?;
+                self.blocks.lease(self.k, &mut leases)?;
+                self.blocks.give_back(black_box(&leases))?;
                 leases.clear();
             }
             let time = start.elapsed();
@@ -108,9 +171,9 @@ impl Pool {
             let start = Instant::now();
             for &choice in &choices {
                 let request = &mut self.requests[choice];
-                self.allocator.free(request, FENCE)?;
+                self.blocks.give_back(request)?;
                 request.clear();
-                self.allocator.alloc_mapped(self.k, black_box(request))?;
+                self.blocks.lease(self.k, black_box(request))?;
             }
             let time = start.elapsed();
             if sample >= WARM_UP {
@@ -131,64 +194,43 @@ fn share_of(count: usize, share: f64) -> usize {
     (count as f64 * share).round() as usize
 }
 
-/// A fixed sequence of random numbers (xorshift64), so that two runs touch the same blocks.
-#[derive(Debug)]
-struct Random(u64);
-
-impl Random {
-    fn new() -> Self {
-        Self(0x9E37_79B9_7F4A_7C15)
-    }
-
-    /// A number below `bound`, which is not zero. The bias of a remainder is of no matter at these sizes.
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        // The high half: the low bits of xorshift are its weakest.
-        usize::try_from(self.0 >> 32).map_or(0, |number| number % bound)
-    }
-
-    fn shuffle<T>(&mut self, items: &mut [T]) {
-        for last in (1..items.len()).rev() {
-            items.swap(last, self.below(last + 1));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use tidekv_core::units::PageId;
 
-    fn leased_on(pool: &Pool, page: u32) -> u32 {
-        pool.allocator.live_blocks(PageId(page))
+    fn scattered(blocks: u32, blocks_per_page: u32, occupancy: f64, k: u32) -> anyhow::Result<Pool<BlockAllocator>> {
+        Pool::scattered(bare_allocator(blocks, blocks_per_page)?, blocks_per_page, occupancy, k)
+    }
+
+    fn leased_on(pool: &Pool<BlockAllocator>, page: u32) -> u32 {
+        pool.blocks.live_blocks(PageId(page))
     }
 
     #[test]
     fn every_page_is_as_full_as_asked() {
-        let pool = Pool::scattered(1000, 16, 0.5, 16).unwrap();
-        assert_eq!(pool.allocator.total_blocks(), 1008, "rounded up to whole pages");
+        let pool = scattered(1000, 16, 0.5, 16).unwrap();
+        assert_eq!(pool.blocks.total_blocks(), 1008, "rounded up to whole pages");
         assert!((0..63).all(|page| leased_on(&pool, page) == 8));
-        let uneven = Pool::scattered(1600, 16, 0.4, 16).unwrap();
+        let uneven = scattered(1600, 16, 0.4, 16).unwrap();
         assert!((0..100).all(|page| (6..=7).contains(&leased_on(&uneven, page))));
-        assert_eq!(uneven.allocator.counts().leased, 640);
+        assert_eq!(uneven.blocks.counts().leased, 640);
     }
 
     #[test]
     fn the_loops_leave_the_pool_as_full_as_it_was() {
-        let mut pool = Pool::scattered(1000, 16, 0.5, 16).unwrap().settled().unwrap();
+        let mut pool = scattered(1000, 16, 0.5, 16).unwrap().settled().unwrap();
         let mut times = Samples::new();
         pool.alloc_free(3, &mut times).unwrap();
         pool.replace(5, &mut times).unwrap();
         assert_eq!(times.len(), 8, "the warm-up is not recorded");
-        assert_eq!(pool.allocator.counts().leased, 504);
-        pool.allocator.check_invariants();
+        assert_eq!(pool.blocks.counts().leased, 504);
+        pool.blocks.check_invariants();
     }
 
     #[test]
     fn an_empty_pool_has_nothing_to_replace() {
-        let mut pool = Pool::scattered(64, 16, 0.0, 4).unwrap().settled().unwrap();
+        let mut pool = scattered(64, 16, 0.0, 4).unwrap().settled().unwrap();
         let mut times = Samples::new();
         pool.replace(5, &mut times).unwrap();
         assert!(times.is_empty());
@@ -196,16 +238,7 @@ mod tests {
 
     #[test]
     fn a_pool_too_full_for_k_is_an_error_that_says_what_to_change() {
-        let error = Pool::scattered(100, 10, 0.9, 16).unwrap_err().to_string();
+        let error = scattered(100, 10, 0.9, 16).unwrap_err().to_string();
         assert!(error.contains("has 10 free") && error.contains("--k is 16"), "{error}");
-    }
-
-    #[test]
-    fn a_shuffle_is_a_permutation() {
-        let mut items: Vec<usize> = (0..1000).collect();
-        Random::new().shuffle(&mut items);
-        assert!(items.windows(2).any(|pair| pair[0] > pair[1]));
-        items.sort_unstable();
-        assert!(items.into_iter().eq(0..1000));
     }
 }

@@ -7,10 +7,10 @@
 //! | the part has                                                        | better  | examples |
 //! |---------------------------------------------------------------------|---------|----------|
 //! | the word `speedup`, `throughput` or `goodput`                       | higher  | `speedup_slab_over_per_layer` |
-//! | the word `over`: x divided by y, and the name does not say which of the two ought to be small | neither | `largest_over_smallest_pool` |
+//! | the word `over` and no unit at the end: x divided by y, and the name does not say which of the two ought to be small | neither | `largest_over_smallest_pool` |
 //! | `per` and then a unit of time; or a unit of bytes and then `s`      | higher  | `blocks_per_s`, `copy_gib_s` |
 //! | before any `per`: a unit of time `ns us ms s`, or of bytes `bytes kib mib gib` | lower | `init_ms`, `map_us_per_gib`, `held_bytes` |
-//! | before any `per`: a cost `waste calls errors lag`, or `ratio_to_raw` | lower  | `driver_calls_per_page`, `map_ratio_to_raw` |
+//! | before any `per`: a cost `waste calls error errors lag`, or `ratio_to_raw` | lower  | `driver_calls_per_page`, `map_ratio_to_raw` |
 //!
 //! Everything else, `p50`, `k16` and numbers among it, says nothing. A figure whose whole path says nothing is
 //! neutral: it is shown and never fails a comparison. So a benchmark that wants a figure guarded gives it a
@@ -45,7 +45,7 @@ impl fmt::Display for Direction {
 const TIME_UNITS: [&str; 4] = ["ns", "us", "ms", "s"];
 const BYTE_UNITS: [&str; 4] = ["bytes", "kib", "mib", "gib"];
 const GAINS: [&str; 3] = ["speedup", "throughput", "goodput"];
-const COSTS: [&str; 4] = ["waste", "calls", "errors", "lag"];
+const COSTS: [&str; 5] = ["waste", "calls", "error", "errors", "lag"];
 
 /// The direction of the figure at `path`.
 pub fn of_path(path: &[String]) -> Direction {
@@ -59,7 +59,9 @@ fn of_part(part: &str) -> Option<Direction> {
     if any_of(&words, &GAINS) {
         return Some(Direction::Higher);
     }
-    if words.contains(&"over") {
+    // `over_budget_bytes` is a size, not a ratio.
+    let is_measured = words.last().is_some_and(|word| TIME_UNITS.contains(word) || BYTE_UNITS.contains(word));
+    if words.contains(&"over") && !is_measured {
         return Some(Direction::Neutral);
     }
     let is_rate = words.windows(2).any(|pair| {
@@ -104,6 +106,11 @@ mod tests {
             ("speedup_slab_over_per_layer", Direction::Higher),
             ("largest_over_smallest_pool.k16", Direction::Neutral),
             ("pools.1000.k16.p50", Direction::Neutral),
+            ("core_alloc_free_ns.k16.p50", Direction::Lower),
+            ("share_error", Direction::Lower),
+            ("over_budget_bytes", Direction::Lower),
+            ("grant_ms.p99", Direction::Lower),
+            ("threads8_over_1", Direction::Neutral),
             ("pages", Direction::Neutral),
             ("completed", Direction::Neutral),
         ] {
