@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,18 +21,24 @@ use tidekv_shm::{PoolName, RuntimeDir};
 const SOON: Duration = Duration::from_secs(20);
 const NO_WORK: Fence = Fence::Step(Step(0));
 
-/// One GPU and a folder for the files of its pools.
+/// One GPU and a folder for the files of its pools, removed with the test that made it.
 struct Card {
-    dir: TempDir,
+    dir: PathBuf,
+    _made: Option<TempDir>,
     backend: Arc<dyn Backend>,
 }
 
 impl Card {
     /// Says loudly that a test did not run; with `TIDEKV_REQUIRE_GPU` set, that is a failure.
     fn open(test: &str) -> Option<Self> {
-        let dir = tempfile::Builder::new().prefix("kvcached-test").tempdir_in("/dev/shm").unwrap();
+        let made = tempfile::Builder::new().prefix("kvcached-test").tempdir_in("/dev/shm").unwrap();
+        let card = Self::at(test, made.path())?;
+        Some(Self { _made: Some(made), ..card })
+    }
+
+    fn at(test: &str, dir: &Path) -> Option<Self> {
         match CudaBackend::open(CudaOptions::default()) {
-            Ok(backend) => Some(Self { dir, backend: Arc::new(backend) }),
+            Ok(backend) => Some(Self { dir: dir.to_owned(), _made: None, backend: Arc::new(backend) }),
             Err(error @ (MemError::Unavailable { .. } | MemError::NoSuchDevice { count: 0, .. })) => {
                 assert!(std::env::var_os("TIDEKV_REQUIRE_GPU").is_none(), "{test} needs a GPU: {error}");
                 let _ = std::io::stderr().write_all(format!("SKIPPED: {test}: {error}\n").as_bytes());
@@ -50,7 +58,7 @@ impl Card {
             capacity: Capacity::Budget(self.backend.memory().unwrap().total),
         };
         PoolConfig {
-            runtime_dir: RuntimeDir::at(self.dir.path()),
+            runtime_dir: RuntimeDir::at(&self.dir),
             reserve: ReservePolicy::Fixed { min: 0, max: u32::MAX },
             decay: Duration::from_secs(3600),
             ..PoolConfig::new(PoolName::new(name).unwrap(), Arc::clone(&self.backend), geometry)
@@ -168,4 +176,49 @@ fn more_than_the_card_has_is_exhausted_and_nothing_is_lost() {
     pool.free(&held, NO_WORK).unwrap();
     drop(pool);
     assert_eq!(card.free(), before);
+}
+
+/// The kernel drops a dead owner's lock at once, the driver takes its memory back a little later: until then it is
+/// nobody's. A neighbour that waits gets it.
+#[test]
+fn memory_of_a_killed_process_comes_back() {
+    const TEST: &str = "memory_of_a_killed_process_comes_back";
+    const VICTIM: &str = "TIDEKV_TEST_VICTIM";
+    if let Some(dir) = std::env::var_os(VICTIM) {
+        return hold_most_of_the_card(&Card::at(TEST, Path::new(&dir)).unwrap());
+    }
+    let Some(card) = Card::open(TEST) else { return };
+    let survivor = card.pool("survivor");
+    let mut victim = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", TEST, "--nocapture"])
+        .env(VICTIM, &card.dir)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(victim.stdout.as_mut().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().ends_with("holding")), "the victim ended early");
+    let wanted = Bytes(card.backend.memory().unwrap().total.0 / 10 * 7);
+    let mut leases = Vec::new();
+    let refused = survivor.alloc(blocks_of(&survivor, wanted), &mut leases).unwrap_err();
+    assert!(refused.is_transient(), "{refused}");
+
+    victim.kill().unwrap();
+    let begun = Instant::now();
+    survivor.alloc_within(blocks_of(&survivor, wanted), SOON, &mut leases).unwrap();
+    let took = begun.elapsed();
+    victim.wait().unwrap();
+    let _ = std::io::stderr()
+        .write_all(format!("MEASURED: {:.0} GiB had {took:?} after the kill\n", wanted.as_gib()).as_bytes());
+    // The promise is 1 s after the driver has it; a bound with slack for mapping it too.
+    assert!(took < Duration::from_secs(4), "{took:?}");
+}
+
+fn hold_most_of_the_card(card: &Card) {
+    let pool = card.pool("victim");
+    let _leases = alloc(&pool, blocks_of(&pool, Bytes(card.free().0 / 10 * 6)));
+    let mut stdout = std::io::stdout();
+    writeln!(stdout, "holding").and_then(|()| stdout.flush()).unwrap();
+    // Until it is killed; or its parent died, which closes the pipe.
+    let _ = std::io::stdin().read(&mut [0; 1]);
 }

@@ -49,8 +49,11 @@ fn idle_memory_changes_hands_quickly() {
     let first = begun.elapsed();
     poor.alloc_within((PAGES - 1) * blocks, SOON, &mut taken).unwrap();
     let all = begun.elapsed();
-    assert!(first < Duration::from_millis(200), "the first page took {first:?}");
     let gib_per_s = Bytes(page.0 * u64::from(PAGES)).as_gib() / all.as_secs_f64();
+    // Straight to the descriptor: the harness swallows what passing tests print.
+    let line = format!("MEASURED: first page given and mapped after {first:?}, all at {gib_per_s:.2} GiB/s\n");
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
+    assert!(first < Duration::from_millis(200), "the first page took {first:?}");
     assert!(gib_per_s > 0.1, "{gib_per_s:.2} GiB/s");
 
     assert_eq!(assert_balanced(&rich).mapped_bytes, Bytes::ZERO);
