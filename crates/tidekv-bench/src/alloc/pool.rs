@@ -6,7 +6,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use tidekv_core::blocks::{BlockAllocator, BlockLease};
 use tidekv_core::pages::Fence;
 use tidekv_core::units::Step;
@@ -64,7 +64,8 @@ impl Blocks for KvPool {
     fn lease_all(&mut self) -> anyhow::Result<Vec<BlockLease>> {
         let mut leases = Vec::new();
         // The pool's own thread may have a page in its hands, for the reserve.
-        self.alloc_within(self.geometry().block_count(), FILL_TIMEOUT, &mut leases)?;
+        let filled = self.alloc_within(self.geometry().block_count(), FILL_TIMEOUT, &mut leases);
+        filled.context("filling the pool: lower --blocks")?;
         Ok(leases)
     }
 
