@@ -95,20 +95,11 @@ impl Table {
         sample
     }
 
-    /// Gives a plan up whose map failed. Pages for which `is_stuck` holds keep memory and stay claimed.
+    /// Gives a plan up whose map failed. Pages for which `is_stuck` holds keep memory and stay claimed; says how many.
     pub(crate) fn abort(&mut self, plan: AllocPlan, is_stuck: impl Fn(PageId) -> bool) -> u32 {
-        let claims = plan.claims().to_vec();
-        self.blocks.abort(plan);
-        if !claims.iter().any(|claim| is_stuck(claim.page)) {
-            return 0;
-        }
-        // The next claim gets the same ids again, whatever the limit has become meanwhile.
-        let limit = self.blocks.pages().limit();
-        self.blocks.set_limit(u32::MAX);
-        let count = u32::try_from(claims.len()).unwrap_or(u32::MAX);
-        let again = self.blocks.claim_pages(count).unwrap_or_default();
-        self.blocks.set_limit(limit);
-        self.refuse(&again, is_stuck)
+        let stuck = self.blocks.abort_keeping(plan, is_stuck);
+        self.stranded.extend(&stuck);
+        u32::try_from(stuck.len()).unwrap_or(u32::MAX)
     }
 
     /// Gives claims up whose map failed, except the stuck ones; says how many those are.

@@ -238,12 +238,21 @@ impl BlockAllocator {
     /// The caller has unmapped whatever the driver mapped for it. Claims that are no longer the plan's are left
     /// alone.
     pub fn abort(&mut self, plan: AllocPlan) {
+        self.abort_keeping(plan, |_| false);
+    }
+
+    /// Gives the plan up, but for pages that still have memory because the driver will not take it back: those stay
+    /// claimed, so that nobody is given them, and their claims are the caller's. When their memory is gone, they are
+    /// [`pages_refused`](Self::pages_refused).
+    pub fn abort_keeping(&mut self, plan: AllocPlan, has_memory: impl Fn(PageId) -> bool) -> Vec<PageClaim> {
         let AllocPlan { taken: mut blocks, claims, .. } = plan;
         self.planned -= count_of(&blocks);
         // Last taken, first back: stacks, buckets and the idle list are in their old order again.
         blocks.reverse();
         self.places.give_back(&blocks, None);
-        let _ = self.places.table.refused(&claims);
+        let (kept, undone): (Vec<_>, Vec<_>) = claims.into_iter().partition(|claim| has_memory(claim.page));
+        let _ = self.places.table.refused(&undone);
+        kept
     }
 }
 

@@ -351,3 +351,30 @@ fn kvcached_resize_100_80_120_never_hands_out_an_id_twice() {
         assert!(pool.plan_alloc(1).is_err());
     }
 }
+
+/// A map failed, and the driver would not take one page's memory back: nobody may be given that page.
+#[test]
+fn a_plan_given_up_can_keep_pages_that_still_have_memory() {
+    let mut pool = pool(6, 4, 1);
+    let plan = pool.plan_alloc(12).unwrap();
+    let stuck_page = plan.claims()[0].page;
+    let kept = pool.abort_keeping(plan, |page| page == stuck_page);
+    pool.check_invariants();
+    assert_eq!(kept.iter().map(|claim| claim.page).collect::<Vec<_>>(), [stuck_page]);
+    assert_eq!(pool.pages().state(stuck_page), PageState::Mapping);
+    assert_eq!((pool.free_mapped_blocks(), pool.counts().planned), (4, 0));
+
+    // Everything else can be had, and it is not among it.
+    let plan = pool.plan_alloc(20).unwrap();
+    assert!(plan.claims().iter().all(|claim| claim.page != stuck_page));
+    let leases = commit(&mut pool, plan);
+    assert!(pool.plan_alloc(1).is_err(), "the stuck page counts as held");
+
+    // Its memory is gone at last.
+    pool.pages_refused(&kept).unwrap();
+    pool.check_invariants();
+    let plan = pool.plan_alloc(4).unwrap();
+    assert_eq!(plan.claims()[0].page, stuck_page);
+    commit(&mut pool, plan);
+    free(&mut pool, &leases);
+}
