@@ -1,7 +1,7 @@
 //! The command line: `kvbench <vmm|alloc|frag|idle|share|hold|compare>`.
 //!
 //! Each subcommand owns its arguments, its examples and its `run`; this module only lists them. What a
-//! subcommand reports is an [`ExitStatus`] or an error, and [`exit`](crate::exit) turns either into a code.
+//! subcommand reports is an [`Outcome`] or an error, and [`exit`](tidekv_cli::exit) turns either into a code.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -11,9 +11,9 @@ use clap::{Parser, Subcommand};
 
 use tidekv_cli::logging;
 
-use crate::exit::ExitStatus;
 use crate::output::warn;
 use crate::{alloc, compare, fleet, frag, hold, idle, share, vmm};
+use tidekv_cli::exit::Outcome;
 
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("TIDEKV_COMMIT"), ")");
 
@@ -69,7 +69,7 @@ impl Cli {
     }
 
     /// Does what was asked.
-    pub fn run(&self) -> anyhow::Result<ExitStatus> {
+    pub fn run(&self) -> anyhow::Result<Outcome> {
         logging::start(self.log_file.as_deref()).iter().for_each(|warning| warn(warning));
         match &self.command {
             Command::Vmm(args) => vmm::run(args),

@@ -21,10 +21,10 @@ use tidekv_mem::BackendName;
 use tidekv_pool::{KvPool, PoolConfig, Share};
 use tidekv_shm::PoolName;
 
-use crate::exit::ExitStatus;
 use crate::fleet::holding::{Grower, Holding};
 use crate::lab::small_pages;
 use crate::output::print;
+use tidekv_cli::exit::Outcome;
 
 /// Steps of one tooth, and how long each of them lasts.
 const TOOTH_STEPS: u32 = 8;
@@ -107,7 +107,7 @@ impl HoldPattern {
 }
 
 /// Holds memory until the time is over.
-pub fn run(args: &HoldArgs) -> anyhow::Result<ExitStatus> {
+pub fn run(args: &HoldArgs) -> anyhow::Result<Outcome> {
     let pool = open(args)?;
     let (bell, asked_back) = mpsc::channel();
     pool.on_reclaim(move |_| {
@@ -140,7 +140,7 @@ pub fn run(args: &HoldArgs) -> anyhow::Result<ExitStatus> {
         }
     }
     drop(grower);
-    Ok(ExitStatus::Done)
+    Ok(Outcome::Done)
 }
 
 fn open(args: &HoldArgs) -> anyhow::Result<KvPool> {

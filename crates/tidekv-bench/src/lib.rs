@@ -11,7 +11,7 @@
 //!   alloc         lease and free blocks            table     figures for people
 //!   frag          what retained blocks pin         progress  a bar on a terminal, else nothing
 //!   idle          what an idle model holds         output    the only module that writes to stdout
-//!   share         processes that share a budget    exit      outcome -> exit code
+//!   share         processes that share a budget
 //!   hold          a pool to look at                compare   two results, one verdict
 //!
 //!   lab           private directories and shapes of pools       prefix_cache   stand-in for an engine's
@@ -27,7 +27,6 @@
 pub mod alloc;
 pub mod cli;
 pub mod compare;
-pub mod exit;
 pub mod fleet;
 pub mod frag;
 pub mod hold;

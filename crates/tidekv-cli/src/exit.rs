@@ -1,19 +1,20 @@
-//! Outcome to exit code, in one place.
+//! Outcome to exit code, in one place for all our binaries.
 //!
 //! ```text
 //!   0  done                            also when the reader of stdout went away: `kvctl list | head`
-//!   1  the answer is no                no pool of that name, say
+//!   1  the answer is no                no pool of that name; a figure that got worse
 //!   2  error                           one sentence on stderr; nothing was changed unless it says so
 //!   3  accepted and still draining     the pool knows; its memory is not back yet
 //! ```
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 /// How a command that did its work ended. Errors travel as `Err` beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Outcome {
-    /// Done.
+    /// Done; where there was a question, the answer is yes.
     Done,
     /// The answer is no, and stderr says why.
     Negative,
@@ -24,14 +25,39 @@ pub enum Outcome {
 /// Exit code of an error, the command line's own included.
 pub const ERROR_CODE: u8 = 2;
 
+/// The whole of a `main`: does what the command line says, or shows what is wrong with it, and ends in one exit code.
+pub fn main_of<C>(parsed: Result<C, clap::Error>, run: impl FnOnce(&C) -> anyhow::Result<Outcome>) -> ExitCode {
+    let cli = match parsed {
+        Ok(cli) => cli,
+        Err(answer) => {
+            // `--help` and `--version` arrive here too, and go to stdout. A reader that went away is no error.
+            let _ = answer.print();
+            return if answer.use_stderr() { ExitCode::from(ERROR_CODE) } else { ExitCode::SUCCESS };
+        }
+    };
+    let (code, message) = code_and_message(&run(&cli));
+    if let Some(message) = message {
+        // With stderr closed there is nobody to tell; the code still says it.
+        let _ = writeln!(io::stderr(), "{message}");
+    }
+    code
+}
+
 /// The exit code of a finished command, and the sentence for stderr when there is one.
-pub fn code_and_message(outcome: &anyhow::Result<Outcome>) -> (ExitCode, Option<String>) {
+fn code_and_message(outcome: &anyhow::Result<Outcome>) -> (ExitCode, Option<String>) {
     match outcome {
         Ok(Outcome::Done) => (ExitCode::SUCCESS, None),
         Ok(Outcome::Negative) => (ExitCode::from(1), None),
         Ok(Outcome::Draining) => (ExitCode::from(3), None),
+        Err(error) if is_broken_pipe(error) => (ExitCode::SUCCESS, None),
         Err(error) => (ExitCode::from(ERROR_CODE), Some(format!("error: {}", sentence(error)))),
     }
+}
+
+/// Whether the error is that our reader went away, which is its right.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let kind = |cause: &(dyn std::error::Error + 'static)| cause.downcast_ref::<io::Error>().map(io::Error::kind);
+    error.chain().any(|cause| kind(cause) == Some(io::ErrorKind::BrokenPipe))
 }
 
 /// The error and its causes on one line. A cause that the line before it already quotes is left out.
@@ -53,7 +79,7 @@ fn sentence(error: &anyhow::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anyhow::anyhow;
+    use anyhow::{Context, anyhow};
 
     #[test]
     fn every_outcome_has_its_code() {
@@ -68,5 +94,14 @@ mod tests {
         let (code, message) = code_and_message(&Err(error));
         assert_eq!(code, ExitCode::from(2));
         assert_eq!(message.unwrap(), "error: nothing changed: cannot write: disk full");
+    }
+
+    #[test]
+    fn a_reader_that_went_away_is_no_error() {
+        let gone: anyhow::Result<Outcome> =
+            Err(io::Error::from(io::ErrorKind::BrokenPipe)).context("cannot write the table");
+        assert_eq!(code_and_message(&gone), (ExitCode::SUCCESS, None));
+        let full: anyhow::Result<Outcome> = Err(io::Error::from(io::ErrorKind::StorageFull).into());
+        assert!(code_and_message(&full).1.is_some());
     }
 }

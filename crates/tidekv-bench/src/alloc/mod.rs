@@ -47,7 +47,6 @@ use clap::Args;
 use serde::Serialize;
 use tidekv_mem::{Backend, BackendName};
 
-use crate::exit::ExitStatus;
 use crate::host::HostInfo;
 use crate::lab::Lab;
 use crate::list::List;
@@ -56,6 +55,7 @@ use crate::progress::Progress;
 use crate::result::BenchResult;
 use crate::stats::Samples;
 use pool::{Blocks, Pool};
+use tidekv_cli::exit::Outcome;
 
 /// Pairs per clock reading.
 pub const BATCH: u32 = 64;
@@ -121,7 +121,7 @@ Examples:
   kvbench alloc --output alloc.json --quiet && kvbench compare before.json alloc.json";
 
 /// Measures, prints and keeps the result.
-pub fn run(args: &AllocArgs) -> anyhow::Result<ExitStatus> {
+pub fn run(args: &AllocArgs) -> anyhow::Result<Outcome> {
     let plan = Plan::of(args)?;
     let output = args.output.open()?;
     let mut result = BenchResult::new("alloc", &plan, HostInfo::current())?;
@@ -132,7 +132,7 @@ pub fn run(args: &AllocArgs) -> anyhow::Result<ExitStatus> {
     drop(progress);
     report::fill(&mut result, &measurements, &elastic);
     output.emit(&result, &report::tables(&measurements, &elastic))?;
-    Ok(ExitStatus::Done)
+    Ok(Outcome::Done)
 }
 
 /// Where pools get their pages, and where their files lie.

@@ -23,13 +23,13 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::exit::ExitStatus;
 use crate::host::HostInfo;
 use crate::output;
 use crate::result::BenchResult;
 use direction::Direction;
 use figures::Figure;
 use judge::{Tolerance, Verdict, judge, ratio};
+use tidekv_cli::exit::Outcome;
 
 /// Arguments of `kvbench compare`.
 #[derive(Args, Clone, Debug)]
@@ -65,7 +65,7 @@ copy_gib_s, speedup). Other figures are shown and never fail.
 Exit status: 0 done, 1 worse than --fail-above allows, 2 error.";
 
 /// Reads both files, prints the comparison and answers whether it holds.
-pub fn run(args: &CompareArgs) -> anyhow::Result<ExitStatus> {
+pub fn run(args: &CompareArgs) -> anyhow::Result<Outcome> {
     let (a, b) = (read(&args.a)?, read(&args.b)?);
     let comparison = Comparison::of(&a, &b, args.fail_above)
         .with_context(|| format!("{} and {} cannot be compared", args.a.display(), args.b.display()))?;
@@ -73,7 +73,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<ExitStatus> {
         output::warn(warning);
     }
     output::print(&if args.json { comparison.to_json()? } else { comparison.to_text() })?;
-    Ok(if comparison.failed { ExitStatus::Negative } else { ExitStatus::Done })
+    Ok(if comparison.failed { Outcome::Negative } else { Outcome::Done })
 }
 
 fn read(path: &Path) -> anyhow::Result<BenchResult> {

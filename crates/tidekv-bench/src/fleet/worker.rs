@@ -14,9 +14,9 @@ use tidekv_shm::{DeviceName, Ledger, RuntimeDir};
 
 use super::holding::{Grower, Holding, micros, refusal};
 use super::message::{Order, Word};
-use crate::exit::ExitStatus;
 use crate::lab::PoolSpec;
 use crate::random::Random;
+use tidekv_cli::exit::Outcome;
 
 /// How often a worker says what it holds.
 const REPORT_PERIOD: Duration = Duration::from_millis(50);
@@ -43,14 +43,14 @@ enum Event {
 }
 
 /// Follows orders until there are no more.
-pub fn run(_: &WorkerArgs) -> anyhow::Result<ExitStatus> {
+pub fn run(_: &WorkerArgs) -> anyhow::Result<Outcome> {
     let (sender, events) = mpsc::channel();
     let reader = sender.clone();
     thread::Builder::new().name("orders".to_owned()).spawn(move || read_orders(&reader))?;
     if let Err(error) = work(&sender, &events) {
         say(&Word::Failed { reason: format!("{error:#}") })?;
     }
-    Ok(ExitStatus::Done)
+    Ok(Outcome::Done)
 }
 
 fn work(sender: &Sender<Event>, events: &Receiver<Event>) -> anyhow::Result<()> {

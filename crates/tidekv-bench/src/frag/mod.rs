@@ -31,7 +31,6 @@ use tidekv_core::geometry::Capacity;
 use tidekv_mem::BackendName;
 use tidekv_pool::ReservePolicy;
 
-use crate::exit::ExitStatus;
 use crate::host::HostInfo;
 use crate::lab::{Lab, model};
 use crate::list::List;
@@ -39,6 +38,7 @@ use crate::output::OutputArgs;
 use crate::result::BenchResult;
 use crate::table::{Table, format_figure};
 use scenes::{Scene, Wastes};
+use tidekv_cli::exit::Outcome;
 
 const DEFAULT_PAGES: u32 = 512;
 const QUICK_PAGES: u32 = 128;
@@ -81,7 +81,7 @@ Examples:
   kvbench frag --backend host --pages 64      # real memory: 64 pages of 20 MiB";
 
 /// Measures, prints and keeps the result.
-pub fn run(args: &FragArgs) -> anyhow::Result<ExitStatus> {
+pub fn run(args: &FragArgs) -> anyhow::Result<Outcome> {
     let plan = Plan::of(args)?;
     let output = args.output.open()?;
     let mut result = BenchResult::new("frag", &plan, HostInfo::current())?;
@@ -104,7 +104,7 @@ pub fn run(args: &FragArgs) -> anyhow::Result<ExitStatus> {
 
     rows.iter().for_each(|row| fill(&mut result, row));
     output.emit(&result, &table(&scene, &rows))?;
-    Ok(ExitStatus::Done)
+    Ok(Outcome::Done)
 }
 
 /// The validated arguments: what is measured, and what `args` of the result says.

@@ -38,7 +38,6 @@ use tidekv_core::units::Bytes;
 use tidekv_mem::{Backend, BackendName};
 use tidekv_pool::KvPool;
 
-use crate::exit::ExitStatus;
 use crate::host::HostInfo;
 use crate::lab::{BLOCK_TOKENS, Lab, model};
 use crate::output::OutputArgs;
@@ -47,6 +46,7 @@ use crate::progress::Progress;
 use crate::result::BenchResult;
 use crate::stats::to_f64;
 use crate::table::{Table, format_figure};
+use tidekv_cli::exit::Outcome;
 use workload::{Engine, Traffic};
 
 /// kvcached's default.
@@ -104,7 +104,7 @@ Examples:
   KVCACHED_MAX_CACHED_TOKENS=64000 kvbench idle --layers 80";
 
 /// Measures, prints and keeps the result.
-pub fn run(args: &IdleArgs) -> anyhow::Result<ExitStatus> {
+pub fn run(args: &IdleArgs) -> anyhow::Result<Outcome> {
     let mut plan = Plan::of(args)?;
     let output = args.output.open()?;
     let backend = tidekv_mem::open(args.backend, args.device)?;
@@ -119,7 +119,7 @@ pub fn run(args: &IdleArgs) -> anyhow::Result<ExitStatus> {
         fill(&mut result, outcome);
     }
     output.emit(&result, &table(&plan, &outcomes))?;
-    Ok(ExitStatus::Done)
+    Ok(Outcome::Done)
 }
 
 /// The validated arguments: what is measured, and what `args` of the result says.
@@ -181,7 +181,7 @@ fn max_cached_tokens(variable: Option<&str>) -> anyhow::Result<i64> {
 
 /// What was seen with one order of eviction.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Outcome {
+struct Measured {
     order: EvictionOrder,
     peak: Bytes,
     cached_blocks: usize,
@@ -195,7 +195,7 @@ struct Outcome {
     hit_percent: f64,
 }
 
-impl Outcome {
+impl Measured {
     /// `None` where nothing is cached: the floor is zero.
     fn waste(&self) -> Option<f64> {
         (self.floor > Bytes::ZERO).then(|| to_f64(self.held.0) / to_f64(self.floor.0))
@@ -207,7 +207,7 @@ fn measure(
     backend: &Arc<dyn Backend>,
     order: EvictionOrder,
     progress: &Progress,
-) -> anyhow::Result<Outcome> {
+) -> anyhow::Result<Measured> {
     let lab = Lab::new()?;
     let memory = backend.memory()?.total;
     let mut config = lab.config(Arc::clone(backend), model(&**backend, plan.layers, Capacity::Budget(memory)), memory);
@@ -230,7 +230,7 @@ fn measure(
     engine.forget_all()?;
     let idle = decay::wait(&pool, &lab, decay)?.held;
     let floor = packed(pool.geometry(), cached_blocks)?;
-    Ok(Outcome { order, peak, cached_blocks, held: settled.held, floor, decay: settled.after, idle, hit_percent })
+    Ok(Measured { order, peak, cached_blocks, held: settled.held, floor, decay: settled.after, idle, hit_percent })
 }
 
 /// What so many blocks take without holes.
@@ -239,7 +239,7 @@ fn packed(geometry: &Geometry, blocks: usize) -> anyhow::Result<Bytes> {
     Ok(Bytes(pages * geometry.page_bytes().0))
 }
 
-fn fill(result: &mut BenchResult, outcome: &Outcome) {
+fn fill(result: &mut BenchResult, outcome: &Measured) {
     let waste = outcome.waste();
     match outcome.order {
         EvictionOrder::Age => {
@@ -258,7 +258,7 @@ fn fill(result: &mut BenchResult, outcome: &Outcome) {
     }
 }
 
-fn table(plan: &Plan, outcomes: &[Outcome]) -> String {
+fn table(plan: &Plan, outcomes: &[Measured]) -> String {
     let mut table = Table::new(&["evicted by", "peak", "cached", "held", "packed", "waste", "hits", "idle"]);
     for outcome in outcomes {
         table.row(&[

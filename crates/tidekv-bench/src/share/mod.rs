@@ -34,11 +34,11 @@ use serde::Serialize;
 use tidekv_core::units::Bytes;
 use tidekv_mem::BackendName;
 
-use crate::exit::ExitStatus;
 use crate::host::HostInfo;
 use crate::lab::Lab;
 use crate::output::OutputArgs;
 use crate::result::BenchResult;
+use tidekv_cli::exit::Outcome;
 
 const DEFAULT_CYCLES: u32 = 10;
 const QUICK_CYCLES: u32 = 3;
@@ -122,7 +122,7 @@ impl FromStr for Weights {
 }
 
 /// Measures, prints and keeps the result.
-pub fn run(args: &ShareArgs) -> anyhow::Result<ExitStatus> {
+pub fn run(args: &ShareArgs) -> anyhow::Result<Outcome> {
     let plan = Plan::of(args)?;
     let output = args.output.open()?;
     let mut result = BenchResult::new("share", &plan, HostInfo::current())?;
@@ -133,7 +133,7 @@ pub fn run(args: &ShareArgs) -> anyhow::Result<ExitStatus> {
     drop(progress);
     report::fill(&mut result, &outcome);
     output.emit(&result, &report::table(&plan, &outcome))?;
-    Ok(ExitStatus::Done)
+    Ok(Outcome::Done)
 }
 
 /// The validated arguments: what is measured, and what `args` of the result says.

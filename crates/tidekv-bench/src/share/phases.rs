@@ -31,7 +31,7 @@ const SHARE_PERCENT: u32 = 95;
 
 /// What was seen.
 #[derive(Debug, Default)]
-pub(super) struct Outcome {
+pub(super) struct Measured {
     /// One for each phase: the mean of its last second.
     pub(super) errors: Vec<f64>,
     /// From wanting more to the floor.
@@ -47,7 +47,7 @@ pub(super) struct Outcome {
     pub(super) last: Vec<(f64, u32)>,
 }
 
-pub(super) fn measure(plan: &Plan, lab: &Lab, program: &Path, progress: &Progress) -> anyhow::Result<Outcome> {
+pub(super) fn measure(plan: &Plan, lab: &Lab, program: &Path, progress: &Progress) -> anyhow::Result<Measured> {
     let mut crew = Crew::start(plan, lab, program)?;
     for targets in plan.phases() {
         progress.now(format!("wanted pages: {targets:?}"));
@@ -65,7 +65,7 @@ struct Crew<'a> {
     files: MemoryFiles,
     targets: Vec<u32>,
     next_witness: Instant,
-    outcome: Outcome,
+    outcome: Measured,
 }
 
 impl<'a> Crew<'a> {
@@ -83,7 +83,7 @@ impl<'a> Crew<'a> {
         fleet.wait_open(&workers, OPEN_TIMEOUT)?;
         let files = MemoryFiles::of(workers.iter().filter_map(|&worker| fleet.pid(worker)))?;
         let over_budget = (!files.is_empty()).then_some(Bytes::ZERO);
-        let (targets, outcome) = (vec![0; workers.len()], Outcome { over_budget, ..Outcome::default() });
+        let (targets, outcome) = (vec![0; workers.len()], Measured { over_budget, ..Measured::default() });
         Ok(Self { plan, fleet, workers, files, targets, next_witness: Instant::now(), outcome })
     }
 
@@ -159,7 +159,7 @@ impl<'a> Crew<'a> {
         report.map_or(0.0, |report| to_f64(report.held_bytes) / to_f64(self.plan.page_bytes))
     }
 
-    fn finish(mut self) -> anyhow::Result<Outcome> {
+    fn finish(mut self) -> anyhow::Result<Measured> {
         for report in self.workers.iter().filter_map(|&worker| self.fleet.latest(worker)) {
             self.outcome.exhausted += report.exhausted;
             self.outcome.reclaims += report.reclaims;

@@ -1,13 +1,13 @@
 //! From what was seen to figures and a table.
 
 use super::Plan;
-use super::phases::Outcome;
+use super::phases::Measured;
 use crate::result::BenchResult;
 use crate::stats::{Samples, to_f64};
 use crate::table::{Table, format_figure, format_ns};
 
 /// Puts samples and figures into the result.
-pub(super) fn fill(result: &mut BenchResult, outcome: &Outcome) {
+pub(super) fn fill(result: &mut BenchResult, outcome: &Measured) {
     if let Some(worst) = worst_error(outcome) {
         result.set_figure("share_error", worst);
         result.set_figure("share_error_mean", outcome.errors.iter().sum::<f64>() / to_f64(outcome.errors.len() as u64));
@@ -28,7 +28,7 @@ pub(super) fn fill(result: &mut BenchResult, outcome: &Outcome) {
 }
 
 /// The workers at the end, and a line for every question.
-pub(super) fn table(plan: &Plan, outcome: &Outcome) -> String {
+pub(super) fn table(plan: &Plan, outcome: &Measured) -> String {
     let mut table = Table::new(&["worker", "weight", "floor", "fair", "held", "error"]);
     for (worker, (&weight, &(held, fair))) in plan.weights.iter().zip(&outcome.last).enumerate() {
         let error = (held - f64::from(fair)).abs() / f64::from(fair.max(1));
@@ -61,6 +61,6 @@ fn time_line(name: &str, times: &Samples) -> String {
     format!("from wanting it to the {name}: {p50} (p99 {p99}, {} times)\n", percentiles.count)
 }
 
-fn worst_error(outcome: &Outcome) -> Option<f64> {
+fn worst_error(outcome: &Measured) -> Option<f64> {
     outcome.errors.iter().copied().reduce(f64::max)
 }

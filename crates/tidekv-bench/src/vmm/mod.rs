@@ -37,11 +37,11 @@ use tidekv_core::geometry::{ChunkChoice, Layout};
 use tidekv_core::units::Bytes;
 use tidekv_mem::{Backend, BackendName, Capabilities};
 
-use crate::exit::ExitStatus;
 use crate::host::HostInfo;
 use crate::list::List;
 use crate::output::OutputArgs;
 use crate::result::BenchResult;
+use tidekv_cli::exit::Outcome;
 
 const DEFAULT_ITERS: u32 = 200;
 const QUICK_ITERS: u32 = 10;
@@ -127,7 +127,7 @@ impl std::str::FromStr for LayoutName {
 }
 
 /// Measures, prints and keeps the result.
-pub fn run(args: &VmmArgs) -> anyhow::Result<ExitStatus> {
+pub fn run(args: &VmmArgs) -> anyhow::Result<Outcome> {
     let backend = tidekv_mem::open(args.backend, args.device)?;
     let plan = Plan::of(args, &*backend)?;
     let output = args.output.open()?;
@@ -154,7 +154,7 @@ pub fn run(args: &VmmArgs) -> anyhow::Result<ExitStatus> {
 
     report::fill(&mut result, &sizes, threads.as_ref(), &layouts);
     output.emit(&result, &report::tables(backend.capabilities(), &plan, &sizes, threads.as_ref(), &layouts))?;
-    Ok(ExitStatus::Done)
+    Ok(Outcome::Done)
 }
 
 /// The validated arguments: what is measured, and what `args` of the result says.
