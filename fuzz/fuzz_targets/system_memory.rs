@@ -5,6 +5,8 @@
 
 #![no_main]
 
+use std::path::Component;
+
 use libfuzzer_sys::fuzz_target;
 use tidekv_mem::host::system_memory::{parse_group_memory, parse_groups, parse_meminfo};
 
@@ -56,8 +58,8 @@ fn group_names(text: &str) {
     let groups = parse_groups(text);
     assert!(groups.len() <= text.lines().count());
     for group in groups {
-        let shown = format!("{group:?}");
-        assert!(!shown.split(['/', '"']).any(|name| name == ".."), "{shown} leads out of the hierarchy");
+        let inside = group.path().components().all(|part| matches!(part, Component::Normal(_)));
+        assert!(inside, "{group:?} leads out of the hierarchy");
     }
     // A plain name is found in both generations, whatever stands around it.
     let name: String = text.chars().filter(char::is_ascii_alphanumeric).take(20).collect();

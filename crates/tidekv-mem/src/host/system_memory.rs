@@ -96,6 +96,11 @@ struct Folder {
 }
 
 impl Group {
+    /// Where it is in its hierarchy: names alone, from the root down, never `..`.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Its folder and those of all its parents. Inside a container the path may name a place that is not mounted
     /// there; the mount's root then is the container's own group, and it is part of the walk.
     fn folders(self) -> Vec<Folder> {
