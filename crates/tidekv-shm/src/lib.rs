@@ -3,10 +3,12 @@
 //! ```text
 //!   <dir>/kvcached_vLLM_4711                 pool segment: 24 bytes, as kvcached's own tools read and write them
 //!   <dir>/kvcached-ledger-1000-GPU-8f...     ledger: one per device and user; who holds how much of it
+//!   <dir>/kvcached-events-1000-GPU-8f...     events: what happened on that device lately, and why
 //!
 //!   names      what these files are called, and where they lie
 //!   segment    PoolSegment for the pool that owns one, functions for tools
 //!   ledger     Ledger, OwnedEntry, Watch
+//!   events     Event, Note, EventReader: a ring that is written under the ledger's lock and read without it
 //!   lock       locks that the kernel drops with their holder, always taken with a deadline
 //! ```
 //!
@@ -19,15 +21,19 @@
 //!
 //! This crate is one of the few that may use `unsafe`, and only `lock` does.
 
+pub mod events;
 pub mod ledger;
 pub mod segment;
 
+mod checksum;
 mod clock;
 mod lock;
 mod names;
+mod private_file;
 mod process;
 
 pub use clock::now_ms;
+pub use events::{Event, EventKind, EventReader, EventsError, Note, Reason};
 pub use ledger::{
     Counters, EntrySpec, EntryState, Foreign, Ledger, LedgerEntry, LedgerError, LedgerHeader, LedgerView, OwnedEntry,
     Reaped, UNLIMITED, Watch,

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | pool segment | `<pool>`, and `<pool>_g<id>` for groups above 0; by default `kvcached_<engine>_<process group>` |
 //! | ledger | `kvcached-ledger-<uid>-<device>` |
+//! | events | `kvcached-events-<uid>-<device>` |
 //!
 //! Names come from people and environment variables, so they are cleaned the way kvcached does it before they become
 //! part of a path: nothing but `[A-Za-z0-9_-]` is left, so a name can neither leave the folder nor hide in it.
@@ -55,6 +56,11 @@ impl RuntimeDir {
         self.0.join(format!("{}{device}", ledger_prefix()))
     }
 
+    /// Where what happened on a device is written down, beside its ledger.
+    pub fn events_path(&self, device: &DeviceName) -> PathBuf {
+        self.0.join(format!("{}{device}", events_prefix()))
+    }
+
     /// Makes the folder with mode 0700 if it is not there.
     pub(crate) fn ensure(&self) -> io::Result<()> {
         if self.0.is_dir() {
@@ -67,6 +73,11 @@ impl RuntimeDir {
 /// What this user's ledgers are called, up to the device.
 pub(crate) fn ledger_prefix() -> String {
     format!("kvcached-ledger-{}-", geteuid().as_raw())
+}
+
+/// What this user's events files are called, up to the device.
+pub(crate) fn events_prefix() -> String {
+    format!("kvcached-events-{}-", geteuid().as_raw())
 }
 
 /// A name that nothing usable is left of.
@@ -206,6 +217,7 @@ mod tests {
         let device = DeviceName::new("MIG-GPU-1/2/3").unwrap();
         let uid = geteuid().as_raw();
         assert_eq!(dir.ledger_path(&device), PathBuf::from(format!("/dev/shm/kvcached-ledger-{uid}-MIG-GPU-1-2-3")));
+        assert_eq!(dir.events_path(&device), PathBuf::from(format!("/dev/shm/kvcached-events-{uid}-MIG-GPU-1-2-3")));
         assert_eq!(dir.segment_path(&PoolName::new("a").unwrap()), PathBuf::from("/dev/shm/a"));
     }
 }

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, link, open, stat, unlink};
-use rustix::io::{Errno, pread, pwrite};
+use rustix::fs::{Mode, OFlags, fstat, link, open, stat, unlink};
+use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::error::{Foreign, LedgerError};
@@ -22,6 +22,7 @@ use super::format::{self, FILE_BYTES, FormatError, HEADER_BYTES, RECORD_BYTES, T
 use super::view::LedgerHeader;
 use crate::RuntimeDir;
 use crate::lock::{LockError, lock_byte, try_lock_byte, unlock_byte};
+use crate::private_file::{OpenError, foreign, open_private, read_at, write_at};
 
 /// How often we start over before we say that the file does not settle.
 pub(super) const TRIES: u32 = 16;
@@ -145,29 +146,12 @@ impl Place {
 
     /// Reads as much of the file as there is from `offset` on, up to the buffer's length.
     pub(super) fn read(&self, file: BorrowedFd<'_>, buffer: &mut [u8], offset: usize) -> Result<usize, LedgerError> {
-        let mut done = 0;
-        while done < buffer.len() {
-            match pread(file, &mut buffer[done..], (offset + done) as u64) {
-                Ok(0) => break,
-                Ok(count) => done += count,
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(self.os("pread")(error)),
-            }
-        }
-        Ok(done)
+        read_at(file, buffer, offset).map_err(self.os("pread"))
     }
 
     /// Writes one record, or a whole new file.
     pub(super) fn write(&self, file: BorrowedFd<'_>, bytes: &[u8], offset: usize) -> Result<(), LedgerError> {
-        let mut done = 0;
-        while done < bytes.len() {
-            match pwrite(file, &bytes[done..], (offset + done) as u64) {
-                Ok(count) => done += count,
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(self.os("pwrite")(error)),
-            }
-        }
-        Ok(())
+        write_at(file, bytes, offset).map_err(self.os("pwrite"))
     }
 
     pub(super) fn format_error(&self, error: FormatError) -> LedgerError {
@@ -181,28 +165,10 @@ impl Place {
     }
 
     fn open_checked(&self) -> Result<Option<OwnedFd>, LedgerError> {
-        let not_ours = |why| LedgerError::NotOurs { path: self.path.clone(), why };
-        // NONBLOCK: opening a pipe that somebody put there must not wait for its other end.
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let file = match open(&self.path, flags, Mode::empty()) {
-            Ok(file) => file,
-            Err(Errno::NOENT) => return Ok(None),
-            Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => return Err(not_ours(Foreign::NotAFile)),
-            Err(Errno::ACCESS | Errno::PERM) => return Err(self.refused()),
-            Err(error) => return Err(self.os("open")(error)),
-        };
-        match foreign(&fstat(&file).map_err(self.os("fstat"))?) {
-            None => Ok(Some(file)),
-            Some(why) => Err(not_ours(why)),
-        }
-    }
-
-    /// Why we may not open it: most often because it is somebody else's.
-    fn refused(&self) -> LedgerError {
-        match stat(&self.path).ok().as_ref().and_then(foreign) {
-            Some(why) => LedgerError::NotOurs { path: self.path.clone(), why },
-            None => self.os("open")(Errno::ACCESS),
-        }
+        open_private(&self.path).map_err(|error| match error {
+            OpenError::NotOurs(why) => LedgerError::NotOurs { path: self.path.clone(), why },
+            OpenError::Os { call, error } => self.os(call)(error),
+        })
     }
 
     fn check_contents(&self, file: BorrowedFd<'_>) -> Result<(), LedgerError> {
@@ -268,19 +234,6 @@ impl Drop for TableLock<'_> {
     fn drop(&mut self) {
         // It cannot fail on an open descriptor. If it did, neighbours would time out and say so.
         let _ = unlock_byte(self.0, TABLE_BYTE);
-    }
-}
-
-fn foreign(stat: &Stat) -> Option<Foreign> {
-    let mode = Mode::from_raw_mode(stat.st_mode);
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        Some(Foreign::NotAFile)
-    } else if stat.st_uid != geteuid().as_raw() {
-        Some(Foreign::Owner { uid: stat.st_uid })
-    } else if mode.intersects(Mode::RWXG | Mode::RWXO) {
-        Some(Foreign::Mode { mode: mode.as_raw_mode() & 0o7777 })
-    } else {
-        None
     }
 }
 

@@ -16,6 +16,7 @@
 //! Pure: bytes in, values out. Any bytes give a view or an error, never a panic.
 
 use super::view::{Counters, EntryState, LedgerEntry, LedgerHeader, LedgerView};
+use crate::checksum::checksum;
 use crate::names::{GROUPED_NAME_MAX, is_name_byte};
 use tidekv_core::units::{Bytes, GroupId};
 
@@ -141,6 +142,11 @@ pub(super) const fn slot_offset(slot: u32) -> usize {
     HEADER_BYTES + slot as usize * RECORD_BYTES
 }
 
+/// The slot that begins at an offset; none for the head.
+pub(super) fn slot_at_offset(offset: usize) -> Option<u32> {
+    u32::try_from(offset.checked_sub(HEADER_BYTES)? / RECORD_BYTES).ok()
+}
+
 /// Whether a file of this length that begins with these bytes is a ledger of our version, as far as what never changes
 /// tells. The rest of the head may be in the middle of a write.
 pub(super) fn check(bytes: &[u8], file_bytes: u64) -> Result<(), FormatError> {
@@ -226,6 +232,12 @@ pub(super) fn decode_slot(slot: u32, record: &Record) -> Result<Option<LedgerEnt
 /// Whether nobody has this slot. Its first two words tell, so that a table is read in no time.
 pub(super) fn is_free(record: &Record) -> bool {
     word(record, slot_at::SEQUENCE) == 0 && word(record, slot_at::STATE) == 0
+}
+
+/// Whether two records of a slot are of one process.
+pub(super) fn same_owner(a: &Record, b: &Record) -> bool {
+    let owner = |record| (half(record, slot_at::PID), word(record, slot_at::STARTED));
+    owner(a) == owner(b)
 }
 
 fn decode_entry(slot: u32, record: &Record) -> Option<LedgerEntry> {
@@ -374,7 +386,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<LedgerView, FormatError> {
 
 /// The slots in use; the header is the caller's. The bytes passed [`check`] and reach as far as slots are used.
 pub(super) fn decode_slots(bytes: &[u8], header: LedgerHeader) -> LedgerView {
-    let mut view = LedgerView { header, entries: Vec::new(), torn: Vec::new(), file: None };
+    let mut view = LedgerView { header, entries: Vec::new(), torn: Vec::new(), notes: Vec::new(), file: None };
     for slot in 0..slots_used(bytes) {
         match record(bytes, slot_offset(slot)).ok_or(Torn).and_then(|record| decode_slot(slot, record)) {
             Ok(entry) => view.entries.extend(entry),
@@ -397,24 +409,13 @@ pub(super) fn record(bytes: &[u8], at: usize) -> Option<&Record> {
     bytes.get(at..)?.first_chunk()
 }
 
-/// FNV-1a over words instead of bytes, with the high half folded in at the end. It guards against torn and stray
-/// writes, not against malice: whoever can write the file can also compute it.
-fn checksum(record: &Record) -> u64 {
-    let words = record[..CHECKSUM_AT].chunks_exact(8);
-    let sum = words.fold(0xcbf2_9ce4_8422_2325_u64, |sum, word| {
-        let word = u64::from_le_bytes(word.try_into().expect("chunks of eight"));
-        (sum ^ word).wrapping_mul(0x0000_0100_0000_01b3)
-    });
-    sum ^ (sum >> 32)
-}
-
 fn seal(record: &mut Record) {
-    let sum = checksum(record);
+    let sum = checksum(&record[..CHECKSUM_AT]);
     put(record, CHECKSUM_AT, &sum.to_le_bytes());
 }
 
 fn is_sealed(record: &Record) -> bool {
-    word(record, CHECKSUM_AT) == checksum(record)
+    word(record, CHECKSUM_AT) == checksum(&record[..CHECKSUM_AT])
 }
 
 fn put(record: &mut Record, at: usize, value: &[u8]) {

@@ -18,7 +18,10 @@
 //!
 //! So at any moment the sum of all `reserved` words is at least what was promised: a writer killed between two of
 //! these steps leaves too much counted, never too little, and what is too much belongs to an entry whose owner is dead.
+//!
+//! After these, and still under the lock, it writes what happened into the device's [events](crate::events).
 
+mod changes;
 mod error;
 mod file;
 mod format;
@@ -44,7 +47,9 @@ pub use owned::OwnedEntry;
 pub use view::{Counters, EntrySpec, EntryState, LedgerEntry, LedgerHeader, LedgerView, Reaped, UNLIMITED};
 pub use watch::Watch;
 
+use crate::events::EventLog;
 use crate::{DeviceName, RuntimeDir};
+use changes::Author;
 use file::{Place, TRIES};
 use format::FILE_BYTES;
 use turn::Turn;
@@ -78,6 +83,7 @@ struct Scratch {
     bytes: Vec<u8>,
     /// The head when it was last seen whole, for a file that must be made anew.
     header: LedgerHeader,
+    log: EventLog,
 }
 
 impl Ledger {
@@ -85,14 +91,14 @@ impl Ledger {
     pub fn open(dir: &RuntimeDir, device: &DeviceName) -> Result<Self, LedgerError> {
         let place = Place::new(dir, dir.ledger_path(device));
         let file = ClosedInChild::open(|| place.open_or_make(&LedgerHeader::default()))?;
-        Ok(Self::of(place, file))
+        Ok(Self::of(place, file, EventLog::new(dir.events_path(device))))
     }
 
     /// Opens this user's ledger of a device if there is one.
     pub fn open_existing(dir: &RuntimeDir, device: &DeviceName) -> Result<Option<Self>, LedgerError> {
         let place = Place::new(dir, dir.ledger_path(device));
         let file = open_existing(&place)?;
-        Ok(file.map(|file| Self::of(place, file)))
+        Ok(file.map(|file| Self::of(place, file, EventLog::new(dir.events_path(device)))))
     }
 
     /// The devices of which this user has a ledger.
@@ -149,7 +155,7 @@ impl Ledger {
     pub fn update<T>(&self, deadline: Instant, change: impl FnOnce(&mut LedgerView) -> T) -> Result<T, LedgerError> {
         self.locked(deadline, |session| {
             let result = change(&mut session.view);
-            session.write()?;
+            session.write(Author::Stranger)?;
             Ok(result)
         })
     }
@@ -160,11 +166,16 @@ impl Ledger {
         OwnedEntry::register(self.clone(), deadline, &spec)
     }
 
-    /// Unlinks the ledger if, after reaping, nobody has an entry in it. Says whether it is gone.
+    /// How many events this handle could not write down.
+    pub fn dropped_events(&self, deadline: Instant) -> Result<u64, LedgerError> {
+        self.locked(deadline, |session| Ok(session.scratch.log.dropped()))
+    }
+
+    /// Unlinks the ledger, and its events with it, if, after reaping, nobody has an entry in it. Says whether it is gone.
     pub fn remove_if_empty(&self, deadline: Instant) -> Result<bool, LedgerError> {
         self.locked(deadline, |session| {
             session.view.reap(crate::now_ms());
-            session.write()?;
+            session.write(Author::Stranger)?;
             session.unlink_if_empty()
         })
     }
@@ -174,9 +185,9 @@ impl Ledger {
         Watch::new(self.clone())
     }
 
-    fn of(place: Place, file: ClosedInChild) -> Self {
+    fn of(place: Place, file: ClosedInChild, log: EventLog) -> Self {
         let current = Current { file: Arc::new(file), generation: 0 };
-        let scratch = Scratch { bytes: vec![0; FILE_BYTES], header: LedgerHeader::default() };
+        let scratch = Scratch { bytes: vec![0; FILE_BYTES], header: LedgerHeader::default(), log };
         Self(Arc::new(Shared { place, birth: Birth::here(), current: Mutex::new(current), turn: Turn::new(scratch) }))
     }
 
@@ -245,20 +256,28 @@ impl<'a> Session<'a> {
         Self { place, current, scratch, view: LedgerView { file: Some(Arc::clone(&current.file)), ..view } }
     }
 
-    /// Writes what differs from the file's bytes, in the order of the module's header.
-    fn write(&mut self) -> Result<(), LedgerError> {
+    /// Writes what differs from the file's bytes, in the order of the module's header, and then what happened.
+    fn write(&mut self, author: Author<'_>) -> Result<(), LedgerError> {
         let writes = format::plan_writes(&self.scratch.bytes, &mut self.view, geteuid().as_raw());
         for (offset, record) in &writes {
             self.place.write(self.current.file.as_fd(), record, *offset)?;
         }
         self.scratch.header = self.view.header;
+        let mut events = changes::events(&self.scratch.bytes, &writes, &mut self.view, author);
+        if !events.is_empty() {
+            self.scratch.log.append(&mut events, self.current.generation);
+        }
         Ok(())
     }
 
     /// Unlinks the file if it has no entry; whoever opened it already will start over.
-    fn unlink_if_empty(&self) -> Result<bool, LedgerError> {
+    fn unlink_if_empty(&mut self) -> Result<bool, LedgerError> {
         let empty = self.view.entries.is_empty() && self.view.torn.is_empty();
         if empty {
+            // The events first: once the ledger has no name, the next one's may be there.
+            if let Err(error) = self.scratch.log.remove() {
+                tracing::debug!(%error, "the events stay behind");
+            }
             self.place.unlink_if_same(self.current.file.as_fd())?;
         }
         Ok(empty)

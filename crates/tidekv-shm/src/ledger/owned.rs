@@ -15,9 +15,11 @@ use std::time::{Duration, Instant};
 
 use tidekv_fork::ClosedInChild;
 
+use super::changes::Author;
 use super::format::{SLOTS, owner_byte};
 use super::view::{EntrySpec, EntryState, LedgerEntry, LedgerView};
 use super::{Ledger, LedgerError, Session};
+use crate::events::{Journal, Note};
 use crate::lock::{try_lock_byte, unlock_byte};
 
 /// How long leaving waits for the table's lock. A pool that cannot leave in time is reaped by its neighbours.
@@ -28,6 +30,8 @@ const LEAVE_WAIT: Duration = Duration::from_millis(250);
 pub struct OwnedEntry {
     ledger: Ledger,
     seat: Mutex<Seat>,
+    /// What the events have not been told yet.
+    journal: Mutex<Journal>,
 }
 
 /// Where the entry is.
@@ -48,10 +52,10 @@ impl OwnedEntry {
             let (slot, owner) = session.take_slot()?;
             let last = LedgerEntry::new(slot, spec);
             session.view.seat(last.clone());
-            session.write()?;
+            session.write(Author::Joining(slot))?;
             Ok(Seat { owner, generation: session.current.generation, last })
         })?;
-        Ok(Self { ledger, seat: Mutex::new(seat) })
+        Ok(Self { ledger, seat: Mutex::new(seat), journal: Mutex::default() })
     }
 
     /// Changes the ledger as [`Ledger::update`] does, after reaping. The closure also gets the index of this pool's
@@ -66,7 +70,8 @@ impl OwnedEntry {
             session.view.reap(crate::now_ms());
             let me = session.find(&mut seat)?;
             let result = change(&mut session.view, me);
-            session.write()?;
+            let mut journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
+            session.write(Author::Owner { slot: seat.last.slot, journal: &mut journal })?;
             if let Some(entry) = session.view.by_slot(seat.last.slot) {
                 seat.last.clone_from(entry);
             }
@@ -79,6 +84,11 @@ impl OwnedEntry {
         let view = self.ledger.read()?;
         let seat = self.seat.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(view.by_slot(seat.last.slot).unwrap_or(&seat.last).clone())
+    }
+
+    /// Something happened to this pool, outside of an update: it is written down by the next one.
+    pub fn note(&self, note: Note) {
+        self.journal.lock().unwrap_or_else(PoisonError::into_inner).add(note, crate::now_ms());
     }
 
     /// Its place in the table. It changes only when the ledger was replaced.
@@ -105,7 +115,8 @@ impl Drop for OwnedEntry {
                 session.view.torn.retain(|&slot| slot != seat.last.slot);
             }
             session.view.reap(crate::now_ms());
-            session.write()?;
+            let journal = self.journal.get_mut().unwrap_or_else(PoisonError::into_inner);
+            session.write(Author::Leaving { entry: &seat.last, journal })?;
             session.unlink_if_empty()
         });
         // Said aloud, because closing gives a lock back only if no other process has a copy of the descriptor.

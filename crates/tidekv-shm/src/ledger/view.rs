@@ -20,6 +20,7 @@ use tidekv_core::units::{Bytes, GroupId};
 use tidekv_fork::ClosedInChild;
 
 use super::format::owner_byte;
+use crate::events::Note;
 use crate::lock::is_locked;
 
 /// No limit, no ceiling.
@@ -34,6 +35,8 @@ pub struct LedgerView {
     pub entries: Vec<LedgerEntry>,
     /// Slots that cannot be read now. In an update, which nobody else can disturb, these are damaged.
     pub torn: Vec<u32>,
+    /// What happened to the pools in these slots, to be told when the update is written.
+    pub(super) notes: Vec<(u32, Note)>,
     /// Where the locks of owners can be looked at; nowhere if this was parsed from bytes.
     pub(super) file: Option<Arc<ClosedInChild>>,
 }
@@ -177,6 +180,12 @@ pub struct Reaped {
 }
 
 impl LedgerView {
+    /// In an update: something happened to the pool in this slot, which is written among the [events](crate::events) if
+    /// the update succeeds. In a view that was merely read it has no effect.
+    pub fn note(&mut self, slot: u32, note: Note) {
+        self.notes.push((slot, note));
+    }
+
     /// Finds out which owners are gone. Their entries become [`EntryState::Returning`] and keep their bytes; entries
     /// that are returning and hold no bytes any more are removed, and so are damaged slots without an owner.
     ///

@@ -144,6 +144,16 @@ impl SegmentError {
 pub fn read(path: &Path) -> Result<Option<SegmentView>, SegmentError> {
     let Some(file) = open_segment(path, OFlags::RDONLY)? else { return Ok(None) };
     let _lock = FileLock::shared(&file, Instant::now() + LOCK_WAIT).ok();
+    read_open(&file, path)
+}
+
+/// The same without the lock: for those who look again and again, and whom a pool must never meet.
+fn peek(path: &Path) -> Result<Option<SegmentView>, SegmentError> {
+    let Some(file) = open_segment(path, OFlags::RDONLY)? else { return Ok(None) };
+    read_open(&file, path)
+}
+
+fn read_open(file: &OwnedFd, path: &Path) -> Result<Option<SegmentView>, SegmentError> {
     // One byte more than there may be, to see that there is not.
     let mut bytes = [0; SEGMENT_BYTES + 1];
     let length = read_bytes(file.as_fd(), &mut bytes).map_err(SegmentError::os("pread", path))?;
@@ -164,7 +174,7 @@ pub fn write_limit(path: &Path, limit: Bytes) -> Result<(), SegmentError> {
 }
 
 /// All segments of a folder with their names, in the order of the names. What cannot be read is left out: the folder
-/// is everybody's.
+/// is everybody's. Takes no lock, so it can neither wait for a process that is stopped nor, stopped itself, make one wait.
 pub fn list(dir: &RuntimeDir) -> Vec<(String, SegmentView)> {
     let Ok(entries) = std::fs::read_dir(dir.path()) else { return Vec::new() };
     let segment = |entry: io::Result<std::fs::DirEntry>| {
@@ -174,7 +184,7 @@ pub fn list(dir: &RuntimeDir) -> Vec<(String, SegmentView)> {
         if !metadata.is_file() || metadata.len() != SEGMENT_BYTES as u64 {
             return None;
         }
-        Some((entry.file_name().into_string().ok()?, read(&entry.path()).ok()??))
+        Some((entry.file_name().into_string().ok()?, peek(&entry.path()).ok()??))
     };
     let mut found: Vec<_> = entries.filter_map(segment).collect();
     found.sort_by(|(a, _), (b, _)| a.cmp(b));

@@ -157,6 +157,20 @@ fn a_stopped_holder_of_the_lock_costs_a_timeout_and_hides_nothing() {
     assert_eq!(read(segment.path()).unwrap(), Some(SegmentView { limit: 100, used: 1, prealloc: 1 }));
 }
 
+#[test]
+fn a_list_waits_for_no_lock() {
+    let (_folder, dir) = folder();
+    let segments: Vec<_> =
+        (0..50).map(|index| PoolSegment::create(&dir, &name(&format!("pool{index}")), Bytes(100)).unwrap()).collect();
+    let files: Vec<_> = segments.iter().map(|segment| fs::File::open(segment.path()).unwrap()).collect();
+    for file in &files {
+        rustix::fs::flock(file, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    }
+    let start = std::time::Instant::now();
+    assert_eq!(list(&dir).len(), 50);
+    assert!(start.elapsed() < super::LOCK_WAIT * 50 / 2, "each lock would have cost its whole wait");
+}
+
 proptest! {
     #[test]
     fn any_bytes_are_a_segment_or_not(bytes in proptest::collection::vec(any::<u8>(), 0..48)) {

@@ -1,0 +1,183 @@
+//! From an update to events: what its author told, and what it changed of pools that are not its own.
+//!
+//! ```text
+//!   entry before   after                event of that pool
+//!   live           returning            died
+//!   live           gone, another pool   died, and returned if it held anything
+//!   returning      fewer bytes, gone    returned
+//!   live           live                 limit-set, share-set, trim-asked, for each of these that changed
+//! ```
+//!
+//! The author's own entry is not looked at: an owner tells itself why it changed. Only entries that the update writes
+//! are compared, so an update of one's own entry costs next to nothing here, and one without news nothing.
+
+use tidekv_core::share::fair_shares;
+use tidekv_core::units::Bytes;
+
+use super::format::{self, Write};
+use super::view::{EntryState, LedgerEntry, LedgerView};
+use crate::clock::wall_ms;
+use crate::events::{Event, EventKind, Happened, Journal, Note, PoolRef, Reason};
+use crate::now_ms;
+
+/// Whose update it is.
+#[derive(Debug)]
+pub(super) enum Author<'a> {
+    /// Somebody without a pool: an operator's tool.
+    Stranger,
+    /// The pool that has just taken this slot.
+    Joining(u32),
+    /// The pool in this slot.
+    Owner { slot: u32, journal: &'a mut Journal },
+    /// A pool that is no longer in the view; as it last was.
+    Leaving { entry: &'a LedgerEntry, journal: &'a mut Journal },
+}
+
+impl Author<'_> {
+    fn slot(&self) -> Option<u32> {
+        match self {
+            Author::Stranger => None,
+            Author::Joining(slot) | Author::Owner { slot, .. } => Some(*slot),
+            Author::Leaving { entry, .. } => Some(entry.slot),
+        }
+    }
+}
+
+/// What an update that wrote `writes` over `bytes` has to tell. Takes the notes out of the view.
+pub(super) fn events(bytes: &[u8], writes: &[Write], view: &mut LedgerView, author: Author<'_>) -> Vec<Event> {
+    let notes = std::mem::take(&mut view.notes);
+    let mut story = Story::new(view);
+    for (at, new) in writes {
+        story.compare(bytes, *at, new, author.slot());
+    }
+    story.tell(notes, author);
+    story.events
+}
+
+struct Story<'a> {
+    view: &'a LedgerView,
+    now_ms: u64,
+    /// Made when the first event needs them.
+    shares: Option<Vec<Bytes>>,
+    events: Vec<Event>,
+}
+
+impl<'a> Story<'a> {
+    fn new(view: &'a LedgerView) -> Self {
+        Self { view, now_ms: now_ms(), shares: None, events: Vec::new() }
+    }
+
+    /// What the author says, of itself or of others.
+    fn tell(&mut self, notes: Vec<(u32, Note)>, author: Author<'_>) {
+        let own_slot = author.slot();
+        let (own, of_others): (Vec<_>, Vec<_>) = notes.into_iter().partition(|(slot, _)| Some(*slot) == own_slot);
+        for (slot, note) in of_others {
+            self.happened(self.view.by_slot(slot), note);
+        }
+        match author {
+            Author::Stranger => {}
+            Author::Joining(slot) => {
+                let entry = self.view.by_slot(slot);
+                let floor = entry.map_or(Bytes::ZERO, |entry| entry.floor);
+                self.happened(entry, Note::new(EventKind::Joined, Reason::None, floor));
+            }
+            Author::Owner { slot, journal } => {
+                own.into_iter().for_each(|(_, note)| journal.add(note, self.now_ms));
+                for happened in journal.take(self.now_ms, false) {
+                    self.push(self.view.by_slot(slot), happened);
+                }
+            }
+            Author::Leaving { entry, journal } => {
+                for happened in journal.take(self.now_ms, true) {
+                    self.push(Some(entry), happened);
+                }
+                self.happened(Some(entry), Note::new(EventKind::Left, Reason::None, entry.reserved));
+            }
+        }
+    }
+
+    /// What a write changes of an entry that is not the author's.
+    fn compare(&mut self, bytes: &[u8], at: usize, new: &format::Record, author: Option<u32>) {
+        let Some(slot) = format::slot_at_offset(at) else { return };
+        if slot >= format::slots_used(bytes) {
+            return;
+        }
+        let Some(old) = format::record(bytes, at).filter(|old| !format::is_free(old)) else { return };
+        // An owner's every-day update: the same pool before and after.
+        if author == Some(slot) && (format::same_owner(old, new) || format::is_free(new)) {
+            return;
+        }
+        let Ok(Some(old)) = format::decode_slot(slot, old) else { return };
+        let same = |new: &&LedgerEntry| (new.pid, new.started, &new.name) == (old.pid, old.started, &old.name);
+        match self.view.by_slot(slot).filter(same) {
+            Some(new) if new.state == EntryState::Live => self.terms(&old, new),
+            left => self.remains(&old, left),
+        }
+    }
+
+    /// A pool that lives has new orders.
+    fn terms(&mut self, old: &LedgerEntry, new: &'a LedgerEntry) {
+        let by_operator = |kind, bytes| Note::new(kind, Reason::Operator, bytes);
+        if (old.limit, old.limit_revision) != (new.limit, new.limit_revision) {
+            self.happened(Some(new), by_operator(EventKind::LimitSet, new.limit));
+        }
+        let share = |entry: &LedgerEntry| (entry.weight, entry.priority, entry.floor, entry.ceiling);
+        if share(old) != share(new) {
+            self.happened(Some(new), by_operator(EventKind::ShareSet, new.floor));
+        }
+        if old.trim_request != new.trim_request {
+            self.happened(Some(new), by_operator(EventKind::TrimAsked, new.idle));
+        }
+    }
+
+    /// A pool is dead: found so now, or before.
+    fn remains(&mut self, old: &LedgerEntry, left: Option<&'a LedgerEntry>) {
+        let held = left.map_or(Bytes::ZERO, |left| left.reserved);
+        if old.state == EntryState::Live {
+            self.happened(Some(left.unwrap_or(old)), Note::new(EventKind::Died, Reason::None, old.reserved));
+        }
+        let back = old.reserved.saturating_sub(held);
+        if back > Bytes::ZERO {
+            let gone = LedgerEntry { reserved: held, ..old.clone() };
+            self.happened(Some(left.unwrap_or(&gone)), Note::new(EventKind::Returned, Reason::None, back));
+        }
+    }
+
+    fn happened(&mut self, entry: Option<&LedgerEntry>, note: Note) {
+        self.push(entry, Happened { note, count: 1, at_ms: self.now_ms });
+    }
+
+    fn push(&mut self, entry: Option<&LedgerEntry>, happened: Happened) {
+        let Happened { note, count, at_ms } = happened;
+        let Some(entry) = entry else { return };
+        let of_device = note.kind == EventKind::Budget;
+        let pool = |entry: &LedgerEntry| PoolRef { name: entry.name.clone(), group: entry.group };
+        let share = self.view.index_of(entry.slot).map_or(Bytes::ZERO, |at| self.shares()[at]);
+        self.events.push(Event {
+            // Given by the log.
+            sequence: 0,
+            at_ms,
+            wall_ms: wall_ms(at_ms),
+            kind: note.kind,
+            reason: note.reason,
+            count,
+            pool: (!of_device).then(|| pool(entry)),
+            pid: entry.pid,
+            slot: entry.slot,
+            bytes: note.bytes,
+            held: if of_device { self.view.reserved() } else { entry.reserved },
+            demand: if of_device { Bytes::ZERO } else { entry.demand },
+            share: if of_device { Bytes::ZERO } else { share },
+            budget: self.view.header.budget,
+            limit: entry.limit.min(entry.ceiling),
+            free: note.free,
+            weight: entry.weight,
+            priority: entry.priority,
+            peer: note.peer.and_then(|slot| self.view.by_slot(slot)).map(pool),
+        });
+    }
+
+    fn shares(&mut self) -> &[Bytes] {
+        self.shares.get_or_insert_with(|| fair_shares(self.view.header.budget, &self.view.pool_claims()))
+    }
+}
