@@ -22,7 +22,10 @@ use std::time::{Duration, Instant};
 use tidekv_core::share::{PoolClaim, grantable};
 use tidekv_core::units::Bytes;
 use tidekv_mem::Backend;
-use tidekv_shm::{Counters, EntryState, Ledger, LedgerEntry, LedgerError, LedgerView, OwnedEntry, Watch, now_ms};
+use tidekv_shm::{
+    Counters, EntryState, EventKind, Ledger, LedgerEntry, LedgerError, LedgerView, Note, OwnedEntry, Reason, Watch,
+    now_ms,
+};
 
 use crate::returning::{refresh_budget, settle_returning};
 use crate::table::assert_unlocked;
@@ -175,6 +178,7 @@ impl Account {
         let mut taken = Bytes::ZERO;
         let answer = self.update(deadline, |view, me| {
             let mut me = me;
+            let (slot, demand_before) = (view.entries[me].slot, view.entries[me].demand);
             self.write(&mut view.entries[me], figures);
             let mut free = free_for(view, me, &asker);
             if free < bytes {
@@ -187,8 +191,21 @@ impl Account {
                 taken = bytes;
                 self.granted.fetch_add(bytes.0, Relaxed);
             }
+            let refusal = (!granted).then(|| refusal(view, me, bytes, free));
             self.note_demand(&mut asker, if granted { Bytes::ZERO } else { bytes });
             self.write(&mut view.entries[me], figures);
+            if granted {
+                let reason = if matches!(asker, Asker::Reserve) { Reason::Ahead } else { Reason::Need };
+                view.note(slot, Note::new(EventKind::Granted, reason, bytes));
+            }
+            // A caller that waits is refused when its wait is over, and nobody waits for the reserve.
+            if let (Some(refusal), Asker::Passing) = (refusal, &asker) {
+                view.note(slot, refusal);
+            }
+            let demand = view.entries[me].demand;
+            if demand > demand_before {
+                view.note(slot, Note { free, ..Note::new(EventKind::Asked, Reason::Need, demand) });
+            }
             if granted { Grant::Granted } else { Grant::Short { grantable: free } }
         });
         if answer.is_err() {
@@ -198,33 +215,61 @@ impl Account {
         answer
     }
 
-    /// Gives up the right to `bytes`, which the driver has back. Where the ledger is locked, it hears of it later.
-    pub(crate) fn release(&self, bytes: Bytes, figures: Figures) {
+    /// Gives up the right to `bytes`, which the driver has back; `notes` say why. Where the ledger is locked, it hears
+    /// of it later.
+    pub(crate) fn release(&self, bytes: Bytes, figures: Figures, notes: Vec<Note>) {
         if bytes == Bytes::ZERO {
             return;
         }
         self.granted.fetch_sub(bytes.0, Relaxed);
-        if let Err(error) = self.publish(figures, |_| {}) {
+        let tell = |view: &mut LedgerView, me: usize| {
+            let slot = view.entries[me].slot;
+            notes.iter().for_each(|note| view.note(slot, *note));
+        };
+        if let Err(error) = self.publish(figures, tell) {
             tracing::debug!(%error, %bytes, "the ledger hears of released memory later");
+            notes.into_iter().for_each(|note| self.note(note));
         }
     }
 
-    /// The caller no longer waits.
-    pub(crate) fn withdraw(&self, posted: Bytes, figures: Figures) {
-        if posted > Bytes::ZERO {
-            self.waiting.fetch_sub(posted.0, Relaxed);
-            let deadline = Instant::now() + WITHDRAW_PATIENCE;
-            if let Err(error) = self.update(deadline, |view, me| self.write(&mut view.entries[me], figures)) {
-                tracing::debug!(%error, "the ledger hears of a withdrawn demand later");
+    /// Gives up what was granted and could not be mapped.
+    pub(crate) fn undo(&self, bytes: Bytes, figures: Figures) {
+        self.release(bytes, figures, vec![Note::new(EventKind::Undone, Reason::Device, bytes)]);
+    }
+
+    /// Something happened that the events hear of with the next update.
+    pub(crate) fn note(&self, note: Note) {
+        self.entry.note(note);
+    }
+
+    /// The caller no longer waits; it has what it wanted, or was refused it. Says whether the events hear of that.
+    pub(crate) fn withdraw(&self, posted: Bytes, figures: Figures, refused: bool) -> bool {
+        if posted == Bytes::ZERO {
+            return false;
+        }
+        self.waiting.fetch_sub(posted.0, Relaxed);
+        let withdrawn = self.update(Instant::now() + WITHDRAW_PATIENCE, |view, me| {
+            self.write(&mut view.entries[me], figures);
+            if refused {
+                let free = free_for(view, me, &Asker::Passing);
+                view.note(view.entries[me].slot, refusal(view, me, posted, free));
             }
+        });
+        if let Err(error) = &withdrawn {
+            tracing::debug!(%error, "the ledger hears of a withdrawn demand later");
         }
+        withdrawn.is_ok()
     }
 
-    /// Writes everything this pool says of itself, and `change` on top.
-    pub(crate) fn publish(&self, figures: Figures, change: impl FnOnce(&mut LedgerEntry)) -> Result<(), LedgerError> {
+    /// Writes everything this pool says of itself, and `change` on top, which gets the place of the pool's entry.
+    pub(crate) fn publish(
+        &self,
+        figures: Figures,
+        change: impl FnOnce(&mut LedgerView, usize),
+    ) -> Result<(), LedgerError> {
         self.update(Instant::now() + LEDGER_PATIENCE, |view, me| {
             self.write(&mut view.entries[me], figures);
-            change(&mut view.entries[me]);
+            change(view, me);
         })
     }
 
@@ -235,10 +280,12 @@ impl Account {
         let used = memory.map_or(u64::MAX, |memory| memory.total.saturating_sub(memory.free).0);
         self.device_used.store(used, Relaxed);
         self.update(Instant::now() + LEDGER_PATIENCE, |view, me| {
-            self.tidy(view, me);
+            let me = self.tidy(view, me);
             let returning = view.entries.iter().any(|entry| entry.state == EntryState::Returning);
-            if let Some(memory) = memory.filter(|_| !returning) {
-                refresh_budget(view, memory, self.utilization, now_ms());
+            if let Some(memory) = memory.filter(|_| !returning)
+                && refresh_budget(view, memory, self.utilization, now_ms())
+            {
+                note_budget(view, me, Reason::OtherUsers);
             }
         })
     }
@@ -305,6 +352,36 @@ impl Account {
             outcome
         })
     }
+}
+
+/// The budget changed, and this pool noticed.
+pub(crate) fn note_budget(view: &mut LedgerView, me: usize, reason: Reason) {
+    let (slot, others_use) = (view.entries[me].slot, view.header.non_pool);
+    view.note(slot, Note::new(EventKind::Budget, reason, others_use));
+}
+
+/// Why `bytes` were not granted when `free` were free, and to whom the rest belongs.
+fn refusal(view: &LedgerView, me: usize, bytes: Bytes, free: Bytes) -> Note {
+    let mine = &view.entries[me];
+    let others = || view.entries.iter().enumerate().filter(|&(at, _)| at != me).map(|(_, entry)| entry);
+    let left_of = |taken: &dyn Fn(&LedgerEntry) -> Bytes| {
+        others().map(taken).fold(view.header.budget.saturating_sub(mine.reserved), Bytes::saturating_sub)
+    };
+    let most = |weigh: &dyn Fn(&LedgerEntry) -> Bytes| {
+        others().filter(|entry| weigh(entry) > Bytes::ZERO).max_by_key(|entry| weigh(entry)).map(|entry| entry.slot)
+    };
+    let unused_floor = |entry: &LedgerEntry| entry.claim().kept_floor().saturating_sub(entry.reserved);
+    let bound = mine.limit.min(mine.ceiling).saturating_sub(mine.reserved);
+    let (reason, free, peer) = if bound < bytes {
+        (if mine.ceiling < mine.limit { Reason::Ceiling } else { Reason::Limit }, bound, None)
+    } else if left_of(&|entry| entry.reserved) < bytes {
+        (Reason::Held, free, most(&|entry| entry.reserved))
+    } else if left_of(&|entry| entry.reserved.max(entry.claim().kept_floor())) < bytes {
+        (Reason::Floors, free, most(&unused_floor))
+    } else {
+        (Reason::Waiters, free, most(&|entry| entry.demand))
+    };
+    Note { free, peer, ..Note::new(EventKind::Refused, reason, bytes) }
 }
 
 fn free_for(view: &LedgerView, me: usize, asker: &Asker<'_>) -> Bytes {

@@ -20,6 +20,7 @@ use tidekv_core::blocks::{AllocPlan, BlockLease};
 use tidekv_core::pages::PageClaim;
 use tidekv_core::units::{Bytes, PageId};
 use tidekv_mem::PageUse;
+use tidekv_shm::{EventKind, LedgerError, Note, Reason};
 
 use crate::account::{Asker, Grant, LEDGER_PATIENCE};
 use crate::error::{PoolError, Shortage};
@@ -66,6 +67,30 @@ impl Inner {
         outcome
     }
 
+    /// Tells the events why an allocation was refused, where the ledger did not do so itself.
+    fn note_refusal(&self, count: u32, error: &PoolError) {
+        let page = self.page_bytes();
+        let blocks_per_page = self.geometry.blocks_per_page();
+        let wanted = self.bytes_of(count.div_ceil(blocks_per_page) as usize);
+        let (reason, bytes, free) = match error {
+            PoolError::Exhausted { shortage: Shortage::Limit { held_pages, limit_pages }, .. } => {
+                let ceiling = self.ceiling.load(Relaxed);
+                let reason = if ceiling < self.limits().bytes().0 { Reason::Ceiling } else { Reason::Limit };
+                (reason, wanted, Bytes(page.0 * u64::from(limit_pages.saturating_sub(*held_pages))))
+            }
+            PoolError::Exhausted { shortage: Shortage::Device { wanted }, .. } => {
+                (Reason::Device, *wanted, Bytes::ZERO)
+            }
+            PoolError::NeverFits { pool_blocks, .. } => {
+                (Reason::NeverFits, wanted, self.bytes_of((pool_blocks / blocks_per_page) as usize))
+            }
+            PoolError::Ledger(LedgerError::LockTimeout { .. }) => (Reason::LockTimeout, wanted, Bytes::ZERO),
+            PoolError::Map(_) => (Reason::Driver, wanted, Bytes::ZERO),
+            _ => return,
+        };
+        self.account.note(Note { free, ..Note::new(EventKind::Refused, reason, bytes) });
+    }
+
     fn grow_at_once(&self, count: u32, purpose: Purpose, out: &mut Vec<BlockLease>) -> Result<(), PoolError> {
         let refusal = match self.attempt(count, purpose, Asker::Passing, Instant::now() + LEDGER_PATIENCE, out) {
             Err(error) => error,
@@ -75,6 +100,7 @@ impl Inner {
         if at_the_limit && self.own_pages_in_flight() {
             return self.grow_within(count, purpose, Instant::now() + OWN_PATIENCE, out);
         }
+        self.note_refusal(count, &refusal);
         Err(refusal)
     }
 
@@ -116,7 +142,12 @@ impl Inner {
                 break Err(error);
             }
         };
-        self.account.withdraw(posted, self.figures());
+        let told = self.account.withdraw(posted, self.figures(), outcome.is_err());
+        if let Err(error) = &outcome
+            && !told
+        {
+            self.note_refusal(count, error);
+        }
         outcome
     }
 
@@ -200,7 +231,7 @@ impl Inner {
             table.publish();
             stuck
         };
-        self.account.release(bytes.saturating_sub(self.bytes_of(stuck as usize)), self.figures());
+        self.account.undo(bytes.saturating_sub(self.bytes_of(stuck as usize)), self.figures());
         self.note_headroom();
         self.table.available()
     }
@@ -252,7 +283,7 @@ impl Inner {
             table.publish();
             stuck
         };
-        self.account.release(granted.saturating_sub(self.bytes_of(stuck as usize)), self.figures());
+        self.account.undo(granted.saturating_sub(self.bytes_of(stuck as usize)), self.figures());
         self.note_headroom();
     }
 

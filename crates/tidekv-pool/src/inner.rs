@@ -19,7 +19,7 @@ use tidekv_core::pages::PageCounts;
 use tidekv_core::units::{Bytes, GroupId, Step};
 use tidekv_fork::Birth;
 use tidekv_mem::Reservation;
-use tidekv_shm::{LedgerEntry, PoolName, PoolSegment};
+use tidekv_shm::{EventKind, LedgerEntry, LedgerView, Note, PoolName, PoolSegment, Reason};
 
 use crate::account::{Account, Figures};
 use crate::error::PoolError;
@@ -119,11 +119,16 @@ impl Inner {
     pub(crate) fn order_limit(&self, order: impl FnOnce(&mut Limits) -> Verdict) -> Result<LimitState, PoolError> {
         let before = *self.limits();
         let mut verdict = Verdict::Stale;
-        let settle = |entry: &mut LedgerEntry| {
+        let settle = |view: &mut LedgerView, me: usize| {
             let mut limits = self.limits();
+            let entry = &mut view.entries[me];
             limits.see_ledger(entry.limit, entry.limit_revision);
             verdict = order(&mut limits);
             (entry.limit, entry.limit_revision) = (limits.bytes(), limits.revision());
+            if verdict == Verdict::New {
+                let slot = entry.slot;
+                view.note(slot, Note::new(EventKind::LimitSet, Reason::Engine, limits.bytes()));
+            }
         };
         if let Err(error) = self.account.publish(self.figures(), settle) {
             *self.limits() = before;

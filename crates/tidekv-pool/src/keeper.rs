@@ -25,8 +25,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidekv_core::share::{PoolClaim, grantable, owed};
 use tidekv_core::units::Bytes;
 use tidekv_fork::Birth;
-use tidekv_shm::{EntryState, LedgerEntry, LedgerView, Watch, now_ms};
+use tidekv_shm::{EntryState, EventKind, LedgerEntry, LedgerView, Note, Reason, Watch, now_ms};
 
+use crate::departures::Cause;
 use crate::error::PoolError;
 use crate::inner::Inner;
 use crate::reserve::Reserve;
@@ -172,6 +173,10 @@ impl Keeper {
         self.obey(&view.entries[me]);
         let (view, me, balance) = self.give_back(view, me);
         let asked = inner.mailbox.demand(balance.evict, balance.outstanding, inner.page_bytes());
+        if asked {
+            let cause = inner.table.lock().debt_cause();
+            inner.account.note(cause.evict_note(inner.bytes_of(balance.evict as usize)));
+        }
         sleep = sleep.min(self.keep_reserve(&balance));
         self.note_headroom(&view, me);
         sleep = sleep.min(self.publish(&view.entries[me]));
@@ -239,7 +244,7 @@ impl Keeper {
         }
         inner.show_limit();
         if entry.trim_request > self.trims_done {
-            inner.retire(u32::MAX);
+            inner.retire(u32::MAX, Cause::Trim(Reason::Operator));
             inner.drain(u32::MAX);
             self.trims_done = entry.trim_request;
             self.reserve.suppress();
@@ -262,7 +267,7 @@ impl Keeper {
             let owed_pages = self.owed_pages(&view, me);
             let settled = {
                 let mut table = inner.table.lock();
-                let settled = table.settle(owed_pages, chunk);
+                let settled = table.settle(owed_pages, neediest(&view, me), chunk);
                 table.publish();
                 settled
             };
@@ -310,7 +315,7 @@ impl Keeper {
         let sample = inner.table.lock().sample();
         let decision = self.reserve.decide(self.started.elapsed(), sample);
         if decision.decay > 0 {
-            inner.retire(decision.decay);
+            inner.retire(decision.decay, Cause::Decay);
             inner.drain(u32::MAX);
         }
         // A few pages at a time: a starved neighbour must not wait for our comfort.
@@ -353,13 +358,23 @@ impl Keeper {
     fn publish_entry(&self, applied_before: u64) {
         let inner = &self.inner;
         let applied = self.applied_revision(applied_before);
-        let outcome = inner.account.publish(inner.figures(), |entry| {
+        let outcome = inner.account.publish(inner.figures(), |view, me| {
             let limits = *inner.limits();
-            if limits.revision() > entry.limit_revision {
+            let entry = &mut view.entries[me];
+            let (set, carried_out) = (limits.revision() > entry.limit_revision, applied > entry.applied_revision);
+            if set {
                 (entry.limit, entry.limit_revision) = (limits.bytes(), limits.revision());
             }
             entry.applied_revision = applied;
             entry.trim_done = self.trims_done;
+            let (slot, limit) = (entry.slot, entry.limit);
+            // Our own orders and kvctl's are in the entry before we look: what we bring there came from the segment.
+            if set {
+                view.note(slot, Note::new(EventKind::LimitSet, Reason::Kvcached, limit));
+            }
+            if carried_out {
+                view.note(slot, Note::new(EventKind::LimitApplied, Reason::None, limit));
+            }
         });
         if let Err(error) = outcome {
             tracing::debug!(%error, "the ledger hears of us later");
@@ -387,4 +402,10 @@ impl Keeper {
         let over = self.inner.table.lock().blocks.pages().overage() > 0;
         if over { before } else { revision }
     }
+}
+
+/// The slot of the neighbour that waits for most.
+fn neediest(view: &LedgerView, me: usize) -> Option<u32> {
+    let waiting = (0..).zip(&view.entries).filter(|(at, entry)| *at != me && entry.demand > Bytes::ZERO);
+    waiting.max_by_key(|(_, entry)| entry.demand).map(|(_, entry)| entry.slot)
 }

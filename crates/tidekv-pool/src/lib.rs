@@ -13,6 +13,7 @@
 //!
 //!   reserve, limits      pure decisions: how many idle pages, which limit is in force
 //!   reclaim              how the engine hears that it should evict
+//!   departures           why pages leave, for those who ask later
 //! ```
 //!
 //! Lock order: the ledger's lock, then the limits; the table's lock is never held together with either of them, nor
@@ -62,6 +63,7 @@
 
 mod account;
 mod config;
+mod departures;
 mod error;
 mod grow;
 mod inner;

@@ -14,9 +14,9 @@ use tidekv_core::geometry::Geometry;
 use tidekv_core::units::Bytes;
 use tidekv_fork::Birth;
 use tidekv_mem::{RegionOptions, Reservation};
-use tidekv_shm::{DeviceName, EntrySpec, Ledger, PoolName, PoolSegment, SegmentError, UNLIMITED, now_ms};
+use tidekv_shm::{DeviceName, EntrySpec, Ledger, PoolName, PoolSegment, Reason, SegmentError, UNLIMITED, now_ms};
 
-use crate::account::Account;
+use crate::account::{Account, note_budget};
 use crate::config::{ConfigError, PoolConfig};
 use crate::error::PoolError;
 use crate::grow::{Progress, Purpose};
@@ -112,16 +112,22 @@ fn take_entry(config: &PoolConfig, name: &PoolName, geometry: &Geometry, limit: 
     let entry = ledger.register(deadline, spec).map_err(PoolError::Ledger)?;
     let memory = config.backend.memory()?;
     entry
-        .update(deadline, |view, _| match config.budget {
+        .update(deadline, |view, me| match config.budget {
             Some(budget) => {
                 let header = &mut view.header;
+                let news = header.budget != budget;
                 if header.explicit_budget && header.budget != budget {
                     tracing::warn!(was = %header.budget, now = %budget, "another pool gave the device another budget");
                 }
                 (header.budget, header.explicit_budget, header.total) = (budget, true, memory.total);
+                if news {
+                    note_budget(view, me, Reason::Given);
+                }
             }
             None => {
-                refresh_budget(view, memory, config.utilization, now_ms());
+                if refresh_budget(view, memory, config.utilization, now_ms()) {
+                    note_budget(view, me, Reason::OtherUsers);
+                }
             }
         })
         .map_err(PoolError::Ledger)?;

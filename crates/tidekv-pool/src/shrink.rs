@@ -14,8 +14,10 @@ use std::time::{Duration, Instant};
 use tidekv_core::pages::PageClaim;
 use tidekv_core::units::{Bytes, PageId, Step};
 use tidekv_mem::UnmapError;
+use tidekv_shm::Reason;
 
 use crate::account::Figures;
+use crate::departures::Cause;
 use crate::inner::Inner;
 use crate::table::{Table, assert_unlocked};
 
@@ -43,9 +45,9 @@ impl Inner {
     }
 
     /// Sends up to `count` of the longest idle pages on their way out.
-    pub(crate) fn retire(&self, count: u32) -> u32 {
+    pub(crate) fn retire(&self, count: u32, cause: Cause) -> u32 {
         let mut table = self.table.lock();
-        let retired = table.blocks.retire(count);
+        let retired = table.retire(count, cause);
         table.publish();
         retired
     }
@@ -140,7 +142,7 @@ impl Inner {
             Err(_) => pages,
         };
         let gone = claims.len() - kept.len();
-        self.account.release(self.bytes_of(gone), self.figures());
+        self.account.undo(self.bytes_of(gone), self.figures());
         {
             let mut table = self.table.lock();
             table.refuse(claims, |page| kept.contains(&page));
@@ -154,7 +156,9 @@ impl Inner {
     fn release(&self, pages: usize) {
         let bytes = self.bytes_of(pages);
         let figures = self.figures();
-        self.account.release(bytes, Figures { spare: figures.spare.saturating_sub(bytes), ..figures });
+        let causes = self.table.lock().departures.arrived(u32::try_from(pages).unwrap_or(u32::MAX));
+        let notes = causes.into_iter().map(|(cause, pages)| cause.note(self.bytes_of(pages as usize))).collect();
+        self.account.release(bytes, Figures { spare: figures.spare.saturating_sub(bytes), ..figures }, notes);
         self.note_headroom();
     }
 
@@ -167,7 +171,7 @@ impl Inner {
         };
         let before = {
             let mut table = self.table.lock();
-            table.blocks.retire(u32::MAX);
+            table.retire(u32::MAX, Cause::Trim(Reason::Engine));
             table.publish();
             leaving(&table).0
         };

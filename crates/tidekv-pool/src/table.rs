@@ -21,6 +21,7 @@ use tidekv_core::blocks::{AllocPlan, BlockAllocator};
 use tidekv_core::pages::{PageClaim, PageState};
 use tidekv_core::units::PageId;
 
+use crate::departures::{Cause, Departures};
 use crate::reserve::Sample;
 
 /// What the lock protects.
@@ -36,6 +37,10 @@ pub(crate) struct Table {
     idle_trough: u32,
     /// Pages that the engine was asked to free and has not: the next ones that become empty leave at once.
     debt: u32,
+    /// For whom.
+    debt_cause: Cause,
+    /// Pages that were sent on their way out, and why.
+    pub(crate) departures: Departures,
 }
 
 /// How giving back went, as far as idle pages go.
@@ -71,18 +76,34 @@ impl Table {
 
     /// Makes room for the limit and for `owed_pages` that neighbours wait for, counting the pages that are on their
     /// way out already: sends idle pages after them, at most `chunk`, and remembers what only the engine can free.
-    pub(crate) fn settle(&mut self, owed_pages: u32, chunk: u32) -> Settlement {
+    /// `peer` is the neighbour that waits for most.
+    pub(crate) fn settle(&mut self, owed_pages: u32, peer: Option<u32>, chunk: u32) -> Settlement {
         let counts = self.blocks.pages().counts();
         let limit = self.blocks.shrink_plan();
-        let must_go = owed_pages.saturating_sub(counts.draining + counts.unmapping).max(limit.retire + limit.evict);
-        let retired = self.blocks.retire(must_go.min(chunk));
+        let (for_others, for_limit) =
+            (owed_pages.saturating_sub(counts.draining + counts.unmapping), limit.retire + limit.evict);
+        let must_go = for_others.max(for_limit);
+        self.debt_cause = if for_others > for_limit { Cause::Owed { peer } } else { Cause::Limit };
+        let retired = self.retire(must_go.min(chunk), self.debt_cause);
         let outstanding = std::mem::replace(&mut self.debt, must_go.saturating_sub(counts.idle));
         Settlement { retired, evict: self.debt, outstanding }
     }
 
+    /// Sends up to `count` of the longest idle pages on their way out, and says how many.
+    pub(crate) fn retire(&mut self, count: u32, cause: Cause) -> u32 {
+        let retired = self.blocks.retire(count);
+        self.departures.sent(cause, retired);
+        retired
+    }
+
+    /// For what the engine was last asked to free pages.
+    pub(crate) fn debt_cause(&self) -> Cause {
+        self.debt_cause
+    }
+
     /// Empty pages go where they were asked for, before an allocation can take them again. Says whether any did.
     fn pay_debt(&mut self) -> bool {
-        let paid = self.blocks.retire(self.debt);
+        let paid = self.retire(self.debt, self.debt_cause);
         self.debt -= paid;
         paid > 0
     }
@@ -129,8 +150,16 @@ pub(crate) struct TableLock {
 
 impl TableLock {
     pub(crate) fn new(blocks: BlockAllocator) -> Self {
-        let table =
-            Table { blocks, stranded: Vec::new(), grantable_pages: u32::MAX, in_use_peak: 0, idle_trough: 0, debt: 0 };
+        let table = Table {
+            blocks,
+            stranded: Vec::new(),
+            grantable_pages: u32::MAX,
+            in_use_peak: 0,
+            idle_trough: 0,
+            debt: 0,
+            debt_cause: Cause::Limit,
+            departures: Departures::default(),
+        };
         let gauges = Gauges {
             available: AtomicU32::new(table.available()),
             low: AtomicU32::new(0),
@@ -303,20 +332,20 @@ mod tests {
         let plan = table.blocks.plan_alloc(20).unwrap();
         let mut leases = Vec::new();
         table.blocks.commit(plan, &mut leases).unwrap();
-        assert_eq!(table.settle(2, 8), Settlement { retired: 0, evict: 2, outstanding: 0 });
+        assert_eq!(table.settle(2, None, 8), Settlement { retired: 0, evict: 2, outstanding: 0 });
         let none = tidekv_core::pages::Fence::Step(tidekv_core::units::Step(0));
         table.blocks.free(&leases[..4], none).unwrap();
         assert!(table.publish(), "somebody should unmap it");
         assert_eq!((table.debt(), table.idle()), (1, 0));
         // Two are owed still, one is on its way.
-        assert_eq!(table.settle(2, 8), Settlement { retired: 0, evict: 1, outstanding: 1 });
+        assert_eq!(table.settle(2, None, 8), Settlement { retired: 0, evict: 1, outstanding: 1 });
         // The limit counts the same pages, it does not ask for more.
         table.blocks.set_limit(3);
-        assert_eq!(table.settle(2, 8), Settlement { retired: 0, evict: 1, outstanding: 1 });
+        assert_eq!(table.settle(2, None, 8), Settlement { retired: 0, evict: 1, outstanding: 1 });
         table.blocks.free(&leases[4..], none).unwrap();
         table.publish();
         assert_eq!((table.debt(), table.idle()), (0, 3));
-        assert_eq!(table.settle(4, 1), Settlement { retired: 1, evict: 0, outstanding: 0 });
+        assert_eq!(table.settle(4, None, 1), Settlement { retired: 1, evict: 0, outstanding: 0 });
     }
 
     #[cfg(debug_assertions)]
