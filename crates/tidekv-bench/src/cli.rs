@@ -1,4 +1,4 @@
-//! The command line: `kvbench <vmm|alloc|frag|idle|share|hold|compare>`.
+//! The command line: `kvbench <vmm|alloc|frag|idle|share|hold|compare|completions|man>`.
 //!
 //! Each subcommand owns its arguments, its examples and its `run`; this module only lists them. What a
 //! subcommand reports is an [`Outcome`] or an error, and [`exit`](tidekv_cli::exit) turns either into a code.
@@ -12,7 +12,7 @@ use clap::{Parser, Subcommand};
 use tidekv_cli::logging;
 
 use crate::output::warn;
-use crate::{alloc, compare, fleet, frag, hold, idle, share, vmm};
+use crate::{alloc, compare, fleet, frag, generate, hold, idle, share, vmm};
 use tidekv_cli::exit::Outcome;
 
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("TIDEKV_COMMIT"), ")");
@@ -60,6 +60,10 @@ pub enum Command {
     Worker(fleet::WorkerArgs),
     /// Compare two results of one benchmark
     Compare(compare::CompareArgs),
+    /// Print completions for a shell
+    Completions(generate::CompletionsArgs),
+    /// Write the man pages
+    Man(generate::ManArgs),
 }
 
 impl Cli {
@@ -80,6 +84,8 @@ impl Cli {
             Command::Hold(args) => hold::run(args),
             Command::Worker(args) => fleet::run(args),
             Command::Compare(args) => compare::run(args),
+            Command::Completions(args) => generate::completions(args),
+            Command::Man(args) => generate::man(args),
         }
     }
 }

@@ -13,6 +13,7 @@
 //!   idle          what an idle model holds         output    the only module that writes to stdout
 //!   share         processes that share a budget
 //!   hold          a pool to look at                compare   two results, one verdict
+//!   generate      completions and man pages
 //!
 //!   lab           private directories and shapes of pools       prefix_cache   stand-in for an engine's
 //!   fleet         worker processes with a pool each             random         the same in every run
@@ -29,6 +30,7 @@ pub mod cli;
 pub mod compare;
 pub mod fleet;
 pub mod frag;
+pub mod generate;
 pub mod hold;
 pub mod host;
 pub mod idle;

@@ -10,6 +10,8 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use crate::console::harmless_line;
+
 /// How a command that did its work ended. Errors travel as `Err` beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
@@ -20,6 +22,8 @@ pub enum Outcome {
     Negative,
     /// Accepted; the pool is still carrying it out.
     Draining,
+    /// As a command ended that was run on the way and has said why: what `kvctl shell` answers.
+    Code(u8),
 }
 
 /// Exit code of an error, the command line's own included.
@@ -38,7 +42,7 @@ pub fn main_of<C>(parsed: Result<C, clap::Error>, run: impl FnOnce(&C) -> anyhow
     let (code, message) = code_and_message(&run(&cli));
     if let Some(message) = message {
         // With stderr closed there is nobody to tell; the code still says it.
-        let _ = writeln!(io::stderr(), "{message}");
+        let _ = writeln!(io::stderr(), "{}", harmless_line(&message));
     }
     code
 }
@@ -49,6 +53,7 @@ fn code_and_message(outcome: &anyhow::Result<Outcome>) -> (ExitCode, Option<Stri
         Ok(Outcome::Done) => (ExitCode::SUCCESS, None),
         Ok(Outcome::Negative) => (ExitCode::from(1), None),
         Ok(Outcome::Draining) => (ExitCode::from(3), None),
+        Ok(Outcome::Code(code)) => (ExitCode::from(*code), None),
         Err(error) if is_broken_pipe(error) => (ExitCode::SUCCESS, None),
         Err(error) => (ExitCode::from(ERROR_CODE), Some(format!("error: {}", sentence(error)))),
     }
@@ -86,6 +91,7 @@ mod tests {
         assert_eq!(code_and_message(&Ok(Outcome::Done)), (ExitCode::SUCCESS, None));
         assert_eq!(code_and_message(&Ok(Outcome::Negative)), (ExitCode::from(1), None));
         assert_eq!(code_and_message(&Ok(Outcome::Draining)), (ExitCode::from(3), None));
+        assert_eq!(code_and_message(&Ok(Outcome::Code(7))), (ExitCode::from(7), None));
     }
 
     #[test]

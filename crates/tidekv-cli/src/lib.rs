@@ -8,7 +8,12 @@
 //!                      │
 //!            segments (24 bytes, kvcached's) + ledgers (ours), read with pread
 //!
-//!   text      sizes as kvcached prints them, durations, percentages, the nearest name
+//!   change    what changed between two looks
+//!   screen    the terminal as a whole: taken, and put back whatever happens
+//!   interrupt Ctrl-C as something to wait for
+//!   gpu       what the driver says of its GPUs, where there is one
+//!   text      sizes as kvcached prints them, durations, percentages, the nearest name, names made safe to show
+//!   generate  completions and man pages of any of our binaries
 //!   logging   where the logs of our binaries go; kvbench uses it too
 //! ```
 //!
@@ -19,22 +24,34 @@
 
 #![forbid(unsafe_code)]
 
+pub mod change;
 pub mod cli;
 pub mod command;
 pub mod console;
 pub mod exit;
+pub mod generate;
+pub mod gpu;
+mod interrupt;
 pub mod logging;
 pub mod request;
 pub mod scene;
+pub mod screen;
 pub mod text;
 
-use cli::Cli;
+use cli::{Cli, TopCli};
 use console::Console;
 use exit::Outcome;
-use request::Request;
+use request::{Action, Request, TopRequest};
+use tidekv_shm::RuntimeDir;
 
 /// Does what was asked.
 pub fn run(cli: &Cli, console: &mut Console) -> anyhow::Result<Outcome> {
     let request = Request::new(cli)?;
     command::run(&request, console)
+}
+
+/// Does what was asked of `kvtop`.
+pub fn run_top(cli: &TopCli, console: &mut Console) -> anyhow::Result<Outcome> {
+    let dir = cli.dir.as_ref().map_or_else(RuntimeDir::from_env, RuntimeDir::at);
+    command::run(&Request { dir, action: Action::Top(TopRequest::new(&cli.top)?) }, console)
 }

@@ -50,6 +50,11 @@ fn append_to(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).open(path)
 }
 
+/// Whether [`start`] would take this for a level.
+pub(crate) fn is_level(text: &str) -> bool {
+    level(Some(text)).is_ok()
+}
+
 /// kvcached looks at the first letter alone; so do we, in either case.
 fn level(text: Option<&str>) -> Result<LevelFilter, String> {
     let Some(text) = text.map(str::trim).filter(|text| !text.is_empty()) else {

@@ -1,14 +1,15 @@
 //! The command line after checking: sizes are sizes, names are names, and whatever is refused is refused before
 //! anything is looked at.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tidekv_core::units::Bytes;
 use tidekv_shm::{RuntimeDir, UNLIMITED};
 
-use crate::cli::{Cli, Command, ShareArgs, WaitArgs};
-use crate::text::{Percent, parse_duration};
+use crate::cli::{Cli, Command, Program, ShareArgs, Shell, TopArgs, WaitArgs};
+use crate::text::{Percent, nearest, parse_duration};
 
 /// What to do, and in which folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,6 +65,142 @@ pub enum Action {
         /// And wait for it.
         wait: Option<Duration>,
     },
+    /// Show everything, live.
+    Top(TopRequest),
+    /// Show pools again and again.
+    Watch {
+        /// These, or all.
+        names: Vec<String>,
+        /// Time between two looks.
+        interval: Duration,
+        /// Leave after so many.
+        count: Option<u64>,
+    },
+    /// Read commands and carry them out.
+    Shell,
+    /// Look for what is wrong.
+    Doctor {
+        /// As JSON.
+        json: bool,
+        /// The interpreter to ask for engines.
+        python: Option<PathBuf>,
+    },
+    /// Show what happened.
+    Events {
+        /// To these pools, or all.
+        names: Vec<String>,
+        /// And what happens from now on.
+        follow: bool,
+        /// How many of the past.
+        last: usize,
+        /// As JSON.
+        json: bool,
+    },
+    /// Print completions.
+    Completions {
+        /// For this shell.
+        shell: Shell,
+        /// And this program.
+        program: Program,
+    },
+    /// Write man pages.
+    Man {
+        /// To this folder.
+        dir: PathBuf,
+    },
+    /// Print names of pools.
+    Names {
+        /// That the last of these words may become; none for all.
+        words: Vec<String>,
+    },
+}
+
+/// How to show everything, live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TopRequest {
+    /// These pools, or all.
+    pub names: Vec<String>,
+    /// Time between two looks.
+    pub refresh: Duration,
+    /// How pools are ordered at first.
+    pub sort: SortKey,
+    /// Only names that contain this, at first.
+    pub filter: String,
+    /// Whether the mouse is ours.
+    pub mouse: bool,
+    /// Whether to draw, or what to print instead.
+    pub output: TopOutput,
+    /// Leave after so many looks.
+    pub count: Option<u64>,
+}
+
+/// Where samples go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TopOutput {
+    /// The whole terminal.
+    Screen,
+    /// One table.
+    Once,
+    /// An object per line.
+    Json,
+}
+
+/// What pools are ordered by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SortKey {
+    /// Name, A first.
+    Name,
+    /// In use, most first.
+    Used,
+    /// Held, most first.
+    Held,
+    /// Demand that was not met, most first.
+    Demand,
+    /// Fair share, largest first.
+    Share,
+    /// Pages mapped and unmapped per second, most first.
+    Rate,
+    /// How close to its limit, closest first.
+    Pressure,
+}
+
+impl SortKey {
+    /// All of them, in the order in which a key steps through them.
+    pub const ALL: [Self; 7] =
+        [Self::Name, Self::Used, Self::Held, Self::Demand, Self::Share, Self::Rate, Self::Pressure];
+
+    /// As it is written.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Name => "name",
+            Self::Used => "used",
+            Self::Held => "held",
+            Self::Demand => "demand",
+            Self::Share => "share",
+            Self::Rate => "rate",
+            Self::Pressure => "pressure",
+        }
+    }
+}
+
+impl TopRequest {
+    /// Checks what was typed.
+    pub fn new(args: &TopArgs) -> anyhow::Result<Self> {
+        let output = match () {
+            () if args.once => TopOutput::Once,
+            () if args.json => TopOutput::Json,
+            () => TopOutput::Screen,
+        };
+        Ok(Self {
+            names: pool_names(&args.names)?,
+            refresh: interval(&args.refresh).context("--refresh")?,
+            sort: sort_key(&args.sort)?,
+            filter: args.filter.clone().unwrap_or_default(),
+            mouse: args.mouse,
+            output,
+            count: args.count,
+        })
+    }
 }
 
 /// A limit as it was asked for.
@@ -99,11 +236,9 @@ impl Request {
     /// Checks what was typed.
     pub fn new(cli: &Cli) -> anyhow::Result<Self> {
         let dir = cli.dir.as_ref().map_or_else(RuntimeDir::from_env, RuntimeDir::at);
-        let action = match &cli.command {
-            Command::List(args) => {
-                let names = args.names.iter().map(|name| pool_name(name)).collect::<Result<_, _>>()?;
-                Action::List { names, json: args.json }
-            }
+        let Some(command) = &cli.command else { return Ok(Self { dir, action: Action::Shell }) };
+        let action = match command {
+            Command::List(args) => Action::List { names: pool_names(&args.names)?, json: args.json },
             Command::Limit(args) => {
                 let limit = Limit::Size(segment_size(&args.size)?);
                 Action::Limit { name: pool_name(&args.name)?, limit, wait: wait(&args.wait)? }
@@ -116,6 +251,20 @@ impl Request {
             Command::Delete(args) => Action::Delete { name: pool_name(&args.name)?, force: args.force },
             Command::Gc(args) => Action::Gc { dry_run: args.dry_run },
             Command::Trim(args) => Action::Trim { name: pool_name(&args.name)?, wait: wait(&args.wait)? },
+            Command::Kvtop(args) => Action::Top(TopRequest::new(args)?),
+            Command::Watch(args) => {
+                let interval = interval(&args.interval).context("--interval")?;
+                Action::Watch { names: pool_names(&args.names)?, interval, count: args.count }
+            }
+            Command::Shell(_) => Action::Shell,
+            Command::Doctor(args) => Action::Doctor { json: args.json, python: args.python.clone() },
+            Command::Events(args) => {
+                let names = pool_names(&args.names)?;
+                Action::Events { names, follow: args.follow, last: args.last, json: args.json }
+            }
+            Command::Completions(args) => Action::Completions { shell: args.shell, program: args.program },
+            Command::Man(args) => Action::Man { dir: args.dir.clone() },
+            Command::Names(args) => Action::Names { words: args.words.clone() },
         };
         Ok(Self { dir, action })
     }
@@ -128,6 +277,29 @@ fn pool_name(text: &str) -> anyhow::Result<String> {
         bail!("{text:?} is not the name of a pool");
     }
     Ok(name.to_owned())
+}
+
+fn pool_names(texts: &[String]) -> anyhow::Result<Vec<String>> {
+    texts.iter().map(|text| pool_name(text)).collect()
+}
+
+/// Time between two looks: nobody reads faster than the shortest, and each look costs something.
+fn interval(text: &str) -> anyhow::Result<Duration> {
+    const SHORTEST: Duration = Duration::from_millis(50);
+    let interval = parse_duration(text)?;
+    if interval < SHORTEST {
+        bail!("{text:?} is too short: look at most every {} ms", SHORTEST.as_millis());
+    }
+    Ok(interval)
+}
+
+fn sort_key(text: &str) -> anyhow::Result<SortKey> {
+    let names = SortKey::ALL.map(SortKey::name);
+    let Some(at) = names.iter().position(|name| name.eq_ignore_ascii_case(text)) else {
+        let meant = nearest(text, names).map(|name| format!(" Did you mean '{name}'?")).unwrap_or_default();
+        bail!("--sort: {text:?} is none of {}.{meant}", names.join(", "));
+    };
+    Ok(SortKey::ALL[at])
 }
 
 fn segment_size(text: &str) -> anyhow::Result<Bytes> {
@@ -215,6 +387,10 @@ mod tests {
             (&["share", "a", "--floor", "-1"], "--floor"),
             (&["share", "a", "--ceiling", "G"], "--ceiling"),
             (&["share", "a", "--priority", "high"], "--priority"),
+            (&["watch", "-n", "soon"], "--interval"),
+            (&["watch", "-n", "0"], "too short"),
+            (&["kvtop", "-r", "1ms"], "--refresh"),
+            (&["kvtop", "--sort", "hedl"], "Did you mean 'held'?"),
         ] {
             let refusal = refusal(args);
             assert!(refusal.contains(part), "{args:?}: {refusal}");

@@ -21,7 +21,7 @@ use tidekv_shm::{
 
 use crate::console::Console;
 use crate::exit::Outcome;
-use crate::text::nearest;
+use crate::text::{nearest, printable};
 
 /// All pools at one moment.
 #[derive(Debug)]
@@ -30,8 +30,19 @@ pub struct Scene {
     pub dir: RuntimeDir,
     /// One for each pool and device, by name.
     pub pools: Vec<Pool>,
+    /// One for each ledger that could be read, by name: also those that have no pool now.
+    pub devices: Vec<Device>,
     /// Ledgers that could not be read.
     pub unreadable: Vec<(DeviceName, LedgerError)>,
+}
+
+/// A device whose memory pools share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Its name.
+    pub name: DeviceName,
+    /// What its ledger says of it.
+    pub header: LedgerHeader,
 }
 
 /// One pool on one device.
@@ -68,15 +79,17 @@ impl Scene {
     /// Looks at everything, without waiting for anybody.
     pub fn look(dir: &RuntimeDir) -> Result<Self, LedgerError> {
         let mut pools = Vec::new();
+        let mut devices = Vec::new();
         let mut unreadable = Vec::new();
-        for device in Ledger::list(dir)? {
-            match look_at_ledger(dir, &device) {
-                Ok(places) => pools.extend(places.into_iter().map(|place| Pool {
-                    name: file_name(&place.entry),
-                    segment: None,
-                    place: Some(place),
-                })),
-                Err(error) => unreadable.push((device, error)),
+        for name in Ledger::list(dir)? {
+            match look_at_ledger(dir, &name) {
+                Ok(Some((header, places))) => {
+                    devices.push(Device { name, header });
+                    let pool = |place: Place| Pool { name: file_name(&place.entry), segment: None, place: Some(place) };
+                    pools.extend(places.into_iter().map(pool));
+                }
+                Ok(None) => {}
+                Err(error) => unreadable.push((name, error)),
             }
         }
         for (name, segment) in segment::list(dir) {
@@ -90,7 +103,7 @@ impl Scene {
             }
         }
         pools.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(Self { dir: dir.clone(), pools, unreadable })
+        Ok(Self { dir: dir.clone(), pools, devices, unreadable })
     }
 
     /// The pools of this name: one for each device that it is on, empty if there is none.
@@ -105,10 +118,10 @@ impl Scene {
 
     /// Says on stderr that there is no such pool, and which there are.
     pub fn say_unknown(&self, name: &str, console: &mut Console) -> Outcome {
-        let mut names: Vec<&str> = self.pools.iter().map(|pool| pool.name.as_str()).collect();
+        let mut names: Vec<_> = self.pools.iter().map(|pool| printable(&pool.name)).collect();
         names.dedup();
-        let mut line = format!("Error: IPC '{name}' not found.");
-        if let Some(nearest) = nearest(name, names.iter().copied()) {
+        let mut line = format!("Error: IPC '{}' not found.", printable(name));
+        if let Some(nearest) = nearest(name, names.iter().map(AsRef::as_ref)) {
             line += &format!(" Did you mean '{nearest}'?");
         }
         console.note(line);
@@ -215,8 +228,9 @@ pub fn bound(bytes: Bytes) -> String {
     if bytes == UNLIMITED { "none".to_owned() } else { bytes.to_string() }
 }
 
-fn look_at_ledger(dir: &RuntimeDir, device: &DeviceName) -> Result<Vec<Place>, LedgerError> {
-    let Some(ledger) = Ledger::open_existing(dir, device)? else { return Ok(Vec::new()) };
+/// A ledger's header and the places of its pools; none if the ledger has gone meanwhile.
+fn look_at_ledger(dir: &RuntimeDir, device: &DeviceName) -> Result<Option<(LedgerHeader, Vec<Place>)>, LedgerError> {
+    let Some(ledger) = Ledger::open_existing(dir, device)? else { return Ok(None) };
     let view = ledger.read()?;
     let alive: Vec<bool> = view.entries.iter().map(|entry| is_alive(&view, entry)).collect();
     let mut as_claimed = view.clone();
@@ -237,7 +251,7 @@ fn look_at_ledger(dir: &RuntimeDir, device: &DeviceName) -> Result<Vec<Place>, L
         fair: fair[index],
         owed: owed(view.header.budget, &claims, index),
     });
-    Ok(places.collect())
+    Ok(Some((view.header, places.collect())))
 }
 
 /// Whether a process owns this entry now.

@@ -4,6 +4,7 @@
 //! |-----------------------------------------------|--------------------------------------------|------------------|
 //! | entry whose owner is gone                     | the owner's lock is free                   | removed          |
 //! | ledger without entries                        | looked at under its lock                   | removed          |
+//! | events without a ledger                       | its name                                   | removed          |
 //! | ledger that its maker did not finish          | its name                                   | removed          |
 //! | segment of ours without owner                 | mode 0600, its owner's lock is free        | removed          |
 //! | the same, but our umask makes all files 0600  | only by an entry of that name, now removed | else left, named |
@@ -23,7 +24,7 @@ use anyhow::{Context, bail};
 use rustix::process::geteuid;
 use tidekv_core::units::Bytes;
 use tidekv_shm::segment::{self, SEGMENT_BYTES};
-use tidekv_shm::{DeviceName, EntryState, Ledger, LedgerError, LedgerView, RuntimeDir, now_ms};
+use tidekv_shm::{DeviceName, EntryState, Ledger, LedgerError, LedgerView, RuntimeDir, events, now_ms};
 
 use super::lock_deadline;
 use crate::console::Console;
@@ -37,17 +38,25 @@ const GRACE: Duration = Duration::from_secs(1);
 const HALF_MADE: Duration = Duration::from_secs(1);
 
 pub(super) fn run(dir: &RuntimeDir, dry_run: bool, console: &mut Console) -> anyhow::Result<Outcome> {
-    let mut sweep =
-        Sweep { dir, dry_run, console, found: 0, failures: 0, dead: BTreeSet::new(), alive: BTreeSet::new() };
-    for device in Ledger::list(dir)? {
-        if let Err(error) = sweep.ledger(&device) {
-            sweep.failed(&format!("ledger of {device}"), &error);
+    let (mut removed, mut failures) = (0u32, 0u32);
+    let verb = if dry_run { "Would remove" } else { "Removed" };
+    sweep(dir, dry_run, &mut |found| {
+        match found {
+            Found::Stale { what } => {
+                removed += 1;
+                console.line(format_args!("{verb} {what}"))?;
+            }
+            Found::Left { name, why } => {
+                console.line(format_args!("Left segment {name}: {why}; `kvctl delete {name}` removes it"))?;
+            }
+            Found::Failed { what, error } => {
+                failures += 1;
+                console.note(format_args!("error: {what}: {error}"));
+            }
         }
-    }
-    sweep.leftovers()?;
-    sweep.segments()?;
-    let Sweep { found, failures, console, .. } = sweep;
-    if found == 0 {
+        Ok(())
+    })?;
+    if removed == 0 && failures == 0 {
         console.line("Nothing to remove.")?;
     }
     if failures > 0 {
@@ -56,12 +65,46 @@ pub(super) fn run(dir: &RuntimeDir, dry_run: bool, console: &mut Console) -> any
     Ok(Outcome::Done)
 }
 
+/// What `kvctl gc` would find now. Changes nothing.
+pub(super) fn look(dir: &RuntimeDir) -> anyhow::Result<Vec<Found>> {
+    let mut all = Vec::new();
+    sweep(dir, true, &mut |found| {
+        all.push(found);
+        Ok(())
+    })?;
+    Ok(all)
+}
+
+/// One thing that a sweep came across.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// Nobody owns it: it was removed, or would be.
+    Stale { what: String },
+    /// A segment that may be in use, which only a person can know.
+    Left { name: String, why: &'static str },
+    /// It could not be looked at or removed.
+    Failed { what: String, error: String },
+}
+
+/// Goes through the folder and tells of each thing as it is found.
+fn sweep(dir: &RuntimeDir, dry_run: bool, tell: &mut Tell<'_>) -> anyhow::Result<()> {
+    let mut sweep = Sweep { dir, dry_run, tell, dead: BTreeSet::new(), alive: BTreeSet::new() };
+    for device in Ledger::list(dir)? {
+        if let Err(error) = sweep.ledger(&device) {
+            sweep.failed(format!("ledger of {device}"), &error)?;
+        }
+    }
+    sweep.leftovers()?;
+    sweep.events()?;
+    sweep.segments()
+}
+
+type Tell<'a> = dyn FnMut(Found) -> anyhow::Result<()> + 'a;
+
 struct Sweep<'a> {
     dir: &'a RuntimeDir,
     dry_run: bool,
-    console: &'a mut Console,
-    found: u32,
-    failures: u32,
+    tell: &'a mut Tell<'a>,
     /// Names of segments whose pool was found dead, and of those found alive.
     dead: BTreeSet<String>,
     alive: BTreeSet<String>,
@@ -76,20 +119,16 @@ struct Dead {
 }
 
 impl Sweep<'_> {
-    fn removed(&mut self, what: &str) -> anyhow::Result<()> {
-        self.found += 1;
-        let verb = if self.dry_run { "Would remove" } else { "Removed" };
-        Ok(self.console.line(format_args!("{verb} {what}"))?)
+    fn stale(&mut self, what: String) -> anyhow::Result<()> {
+        (self.tell)(Found::Stale { what })
     }
 
-    fn left(&mut self, name: &str, why: &str) -> anyhow::Result<()> {
-        Ok(self.console.line(format_args!("Left segment {name}: {why}; `kvctl delete {name}` removes it"))?)
+    fn left(&mut self, name: &str, why: &'static str) -> anyhow::Result<()> {
+        (self.tell)(Found::Left { name: name.to_owned(), why })
     }
 
-    fn failed(&mut self, what: &str, error: &anyhow::Error) {
-        self.found += 1;
-        self.failures += 1;
-        self.console.note(format_args!("error: {what}: {error:#}"));
+    fn failed(&mut self, what: String, error: &anyhow::Error) -> anyhow::Result<()> {
+        (self.tell)(Found::Failed { what, error: format!("{error:#}") })
     }
 
     fn ledger(&mut self, device: &DeviceName) -> anyhow::Result<()> {
@@ -99,7 +138,7 @@ impl Sweep<'_> {
         let dead = if self.dry_run { dead_entries(&view) } else { remove_dead(&ledger, device)? };
         for Dead { name, pid, reserved, .. } in &dead {
             self.dead.insert(name.clone());
-            self.removed(&format!("entry of {name} on {device}: pid {pid} is gone, {reserved} were counted for it"))?;
+            self.stale(format!("entry of {name} on {device}: pid {pid} is gone, {reserved} were counted for it"))?;
         }
         let empties = if self.dry_run {
             view.entries.len() == dead.len() && view.torn.is_empty()
@@ -107,7 +146,7 @@ impl Sweep<'_> {
             ledger.remove_if_empty(lock_deadline())?
         };
         if empties {
-            self.removed(&format!("ledger {}: it has no entries", ledger.path().display()))?;
+            self.stale(format!("ledger {}: it has no entries", ledger.path().display()))?;
         }
         Ok(())
     }
@@ -118,7 +157,29 @@ impl Sweep<'_> {
             return Ok(());
         }
         for path in Ledger::remove_leftovers(self.dir)? {
-            self.removed(&format!("{}: a ledger that its maker did not finish", path.display()))?;
+            self.stale(format!("{}: a ledger that its maker did not finish", path.display()))?;
+        }
+        Ok(())
+    }
+
+    /// Events whose ledger is gone. Under the lock of a ledger made for it, nobody else makes one beside us.
+    fn events(&mut self) -> anyhow::Result<()> {
+        let ledgers = Ledger::list(self.dir).unwrap_or_default();
+        for device in events::list(self.dir).into_iter().filter(|device| !ledgers.contains(device)) {
+            let outcome = if self.dry_run {
+                Ok(true)
+            } else {
+                Ledger::open(self.dir, &device).and_then(|ledger| ledger.remove_if_empty(lock_deadline()))
+            };
+            let path = self.dir.events_path(&device);
+            match outcome {
+                Ok(true) if self.dry_run || !path.exists() => {
+                    self.stale(format!("events {}: they have no ledger", path.display()))?;
+                }
+                // A pool came meanwhile, or it is no file of ours.
+                Ok(_) => {}
+                Err(error) => self.failed(format!("events of {device}"), &error.into())?,
+            }
         }
         Ok(())
     }
@@ -141,7 +202,7 @@ impl Sweep<'_> {
             let outcome =
                 if whole { self.segment(&entry, &name, metadata.mode()) } else { self.stump(&entry, &name, &metadata) };
             if let Err(error) = outcome {
-                self.failed(&format!("segment {name}"), &error);
+                self.failed(format!("segment {name}"), &error)?;
             }
         }
         Ok(())
@@ -160,15 +221,14 @@ impl Sweep<'_> {
                 if !is_pool {
                     return Ok(());
                 }
-                let why = "kvcached's own, which do not say whether they are in use";
-                return self.left(name, why);
+                return self.left(name, "kvcached's own, which do not say whether they are in use");
             }
             if umask_hides_others()? {
                 return self.left(name, "under this umask kvcached's own look the same");
             }
         }
         if self.dry_run || segment::delete(&path)? {
-            self.removed(&format!("segment {name}: it has no owner"))?;
+            self.stale(format!("segment {name}: it has no owner"))?;
         }
         Ok(())
     }
@@ -184,7 +244,7 @@ impl Sweep<'_> {
         if !self.dry_run {
             fs::remove_file(entry.path())?;
         }
-        self.removed(&format!("segment {name}: its maker did not finish it"))
+        self.stale(format!("segment {name}: its maker did not finish it"))
     }
 }
 

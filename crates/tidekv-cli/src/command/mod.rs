@@ -1,12 +1,20 @@
 //! The deeds, one module each. They get a checked [`Request`] and say how it ended; only they change anything.
 
 mod delete;
+mod doctor;
+mod events;
 mod gc;
+mod generate;
 mod limit;
 mod list;
+mod names;
 mod share;
+mod shell;
+mod table;
+pub mod top;
 mod trim;
 mod wait;
+mod watch;
 
 use std::time::{Duration, Instant};
 
@@ -24,10 +32,26 @@ pub fn run(request: &Request, console: &mut Console) -> anyhow::Result<Outcome> 
         Action::Delete { name, force } => delete::run(dir, name, *force, console),
         Action::Gc { dry_run } => gc::run(dir, *dry_run, console),
         Action::Trim { name, wait } => trim::run(dir, name, *wait, console),
+        Action::Top(request) => top::run(dir, request, console),
+        Action::Watch { names, interval, count } => watch::run(dir, names, *interval, *count, console),
+        Action::Shell => shell::run(dir, console),
+        Action::Doctor { json, python } => doctor::run(dir, python.as_deref(), *json, console),
+        Action::Events { names, follow, last, json } => events::run(dir, names, *follow, *last, *json, console),
+        Action::Completions { shell, program } => generate::completions(*shell, *program, console),
+        Action::Man { dir } => generate::man(dir, console),
+        Action::Names { words } => names::run(dir, words, console),
     }
 }
 
 /// Until when to try for a ledger's lock. Its holders need microseconds; one that is stopped must not stop us.
 fn lock_deadline() -> Instant {
     Instant::now() + Duration::from_secs(1)
+}
+
+/// When to look after a look that was due at `due`. Looks that were missed, while the process was stopped or the machine
+/// was busy, stay missed.
+fn next_look(due: Instant, interval: Duration) -> Instant {
+    let now = Instant::now();
+    let next = due + interval;
+    if next <= now { now + interval } else { next }
 }

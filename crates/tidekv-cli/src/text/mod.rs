@@ -3,9 +3,13 @@
 mod duration;
 mod nearest;
 mod percent;
+mod printable;
 mod size;
+mod width;
 
 pub use duration::{DurationError, parse_duration};
 pub use nearest::nearest;
 pub use percent::{Percent, PercentError};
-pub use size::{kvcached_percent, kvcached_size};
+pub use printable::{is_harmless, printable};
+pub use size::{compact_size, kvcached_percent, kvcached_size, percent_tenths};
+pub use width::{cut, cut_middle, fit, width};

@@ -23,7 +23,21 @@ pub fn kvcached_percent(used: i64, limit: i64) -> String {
     format!("{sign}{}.{}", tenths.unsigned_abs() / 10, tenths.unsigned_abs() % 10)
 }
 
-fn percent_tenths(used: i64, limit: i64) -> i128 {
+/// A number of bytes in at most six columns, for screens: `0B`, `999K`, `1.5G`, `20.1G`, `140G`.
+pub fn compact_size(bytes: u64) -> String {
+    const LETTERS: [&str; 7] = ["B", "K", "M", "G", "T", "P", "E"];
+    let unit = (1..LETTERS.len()).rev().find(|&unit| bytes >> (10 * unit) != 0).unwrap_or(0);
+    let tenths = round_half_even(u128::from(bytes) * 10, 1 << (10 * unit));
+    // Below a hundred the first decimal still tells something.
+    if unit > 0 && tenths < 1000 {
+        format!("{}.{}{}", tenths / 10, tenths % 10, LETTERS[unit])
+    } else {
+        format!("{}{}", round_half_even(u128::from(bytes), 1 << (10 * unit)), LETTERS[unit])
+    }
+}
+
+/// `used` of `limit` in tenths of a percent; 0 where there is no limit.
+pub fn percent_tenths(used: i64, limit: i64) -> i128 {
     if limit == 0 {
         return 0;
     }
@@ -59,6 +73,23 @@ mod tests {
             assert_eq!(kvcached_size(bytes), text);
         }
         assert!(kvcached_size(i64::MIN).starts_with('-'));
+    }
+
+    #[test]
+    fn sizes_for_screens_are_short() {
+        for (bytes, text) in [
+            (0, "0B"),
+            (1023, "1023B"),
+            (1024, "1.0K"),
+            (3 << 29, "1.5G"),
+            (20 << 30, "20.0G"),
+            (140 << 30, "140G"),
+            ((1 << 30) - 1, "1024M"),
+            (u64::MAX, "16.0E"),
+        ] {
+            assert_eq!(compact_size(bytes), text);
+            assert!(text.len() <= 6);
+        }
     }
 
     #[test]

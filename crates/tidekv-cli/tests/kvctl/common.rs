@@ -1,7 +1,7 @@
 //! A folder of segments and ledgers, pools that live here, and runs of the binary.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -21,6 +21,17 @@ pub(crate) fn patience() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
+/// The `PATH` of this process with our binaries first.
+pub(crate) fn path_with_our_binaries() -> String {
+    let folder = Path::new(env!("CARGO_BIN_EXE_kvctl")).parent().unwrap();
+    format!("{}:{}", folder.display(), std::env::var("PATH").unwrap())
+}
+
+/// Says past the capture of test output why a test did not run; `scripts/test` lists these lines.
+pub(crate) fn skipped(test: &str, reason: &str) {
+    let _ = std::io::stderr().write_all(format!("SKIPPED: {test}: {reason}\n").as_bytes());
+}
+
 /// What a run of the binary gave.
 #[derive(Debug)]
 pub(crate) struct Ran {
@@ -30,7 +41,7 @@ pub(crate) struct Ran {
 }
 
 impl Ran {
-    fn new(output: &Output) -> Self {
+    pub(crate) fn new(output: &Output) -> Self {
         Self {
             code: output.status.code().expect("not ended by a signal"),
             stdout: String::from_utf8(output.stdout.clone()).unwrap(),
@@ -92,6 +103,16 @@ impl World {
 
     pub(crate) fn kvctl(&self, args: &[&str]) -> Ran {
         Ran::new(&self.command(args).output().unwrap())
+    }
+
+    /// The same with something to read.
+    pub(crate) fn kvctl_reading(&self, args: &[&str], input: &[u8]) -> Ran {
+        let mut command = self.command(args);
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        // Short enough for the pipe's own buffer. A child that does not read to the end is free to do so.
+        let _ = child.stdin.take().unwrap().write_all(input);
+        Ran::new(&child.wait_with_output().unwrap())
     }
 
     /// A segment as kvcached makes it: 24 bytes, for everybody.

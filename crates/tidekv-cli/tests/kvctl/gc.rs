@@ -24,7 +24,7 @@ fn all_that_a_killed_process_left() {
     let world = World::new();
     let pid = Victim::spawn(&world, "victim").kill();
     let before = world.files();
-    assert_eq!(before.len(), 2, "{before:?}");
+    assert_eq!(before.len(), 3, "{before:?}");
     let dry = world.kvctl(&["gc", "--dry-run"]);
     assert_eq!(world.files(), before, "a dry run changes nothing");
     let ran = world.kvctl(&["gc"]);

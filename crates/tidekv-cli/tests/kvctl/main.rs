@@ -4,12 +4,19 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail the test")]
 
 mod common;
+mod tmux;
 
 mod cli;
 mod delete;
+mod doctor;
+mod events;
 mod gc;
+mod generate;
 mod kvcached;
 mod limit;
 mod list;
 mod share;
+mod shell;
+mod top;
 mod trim;
+mod watch;

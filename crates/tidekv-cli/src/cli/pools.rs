@@ -1,52 +1,6 @@
-//! The command line as it was typed: names and flags, nothing checked beyond their number. [`request`](crate::request)
-//! turns this into something that makes sense.
+//! Arguments of the commands that look at pools and change them, each once.
 
-use std::ffi::OsString;
-use std::path::PathBuf;
-
-use clap::{Args, Parser, Subcommand};
-
-/// Look at KV-cache pools, and set their limits and shares
-#[derive(Debug, Parser)]
-#[command(name = "kvctl", version, after_help = EXAMPLES)]
-pub struct Cli {
-    /// Folder of the shared files [default: $KVCACHED_RUNTIME_DIR, else /dev/shm]
-    #[arg(long, global = true, value_name = "DIR")]
-    pub dir: Option<PathBuf>,
-
-    /// What to do.
-    #[command(subcommand)]
-    pub command: Command,
-}
-
-const EXAMPLES: &str = "\
-Examples:
-  kvctl list                                  # pools of tidekv and of kvcached, and what they use
-  kvctl limit kvcached_vLLM_4711 20G --wait 5s   # lower a limit, and wait until memory is back
-  kvctl share kvcached_vLLM_4711 --weight 4 --floor 2G
-  kvctl gc                                    # remove what killed processes left behind
-
-Sizes are 1024-based: 512, 20M, 1.5G, 1.5GiB. Durations: 200ms, 5s, 1m.
-Exit status: 0 done, 1 the answer is no (no such pool), 2 error, 3 accepted and still draining.";
-
-/// The subcommands.
-#[derive(Debug, Subcommand)]
-pub enum Command {
-    /// List pools and their usage
-    List(ListArgs),
-    /// Set the limit of a pool
-    Limit(LimitArgs),
-    /// Set the limit of a pool as a percentage of its device's memory
-    LimitPercent(LimitPercentArgs),
-    /// Show or set how a pool shares its device with others
-    Share(ShareArgs),
-    /// Remove the segment of a pool
-    Delete(DeleteArgs),
-    /// Remove what processes left behind that are gone
-    Gc(GcArgs),
-    /// Ask a pool to give back its idle memory now
-    Trim(TrimArgs),
-}
+use clap::Args;
 
 /// `kvctl list`
 #[derive(Args, Debug)]
@@ -199,30 +153,4 @@ pub struct TrimArgs {
     #[command(flatten)]
     #[expect(missing_docs, reason = "clap would take a doc comment for the help of the subcommand")]
     pub wait: WaitArgs,
-}
-
-impl Cli {
-    /// Parses the arguments of this process, program name first.
-    pub fn parse_args(args: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
-        Self::try_parse_from(args)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    #[test]
-    fn clap_finds_nothing_wrong_with_the_definitions() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn every_subcommand_has_examples_and_says_what_it_answers() {
-        for command in Cli::command().get_subcommands() {
-            let help = command.clone().render_long_help().to_string();
-            assert!(help.contains("Examples:\n") && help.contains("Exit status"), "{}", command.get_name());
-        }
-    }
 }
