@@ -10,19 +10,23 @@
 //!   ledger     Ledger, OwnedEntry, Watch
 //!   events     Event, Note, EventReader: a ring that is written under the ledger's lock and read without it
 //!   lock       locks that the kernel drops with their holder, always taken with a deadline
+//!   ring       messages between two processes through memory that neither can take away
 //! ```
 //!
-//! Nothing here is mapped into memory. A file in a shared folder can be truncated by anybody who may write it, and
+//! No named file here is mapped into memory. A file in a shared folder can be truncated by anybody who may write it, and
 //! touching a truncated mapping ends the process; `pread` of the same file is a short read. The few microseconds that
 //! it costs are spent only around mapping and unmapping pages, never on the allocation path.
 //!
 //! Ownership is a file lock, so a process killed at any instruction leaves nothing that a neighbour cannot take back.
 //! Every wait has a deadline: a neighbour that is stopped while it holds a lock costs us a typed timeout.
 //!
-//! This crate is one of the few that may use `unsafe`, and only `lock` does.
+//! A ring is another matter: its file has no name, is passed from hand to hand and sealed against being cut short.
+//!
+//! This crate is one of the few that may use `unsafe`, and only `lock` and `ring` do.
 
 pub mod events;
 pub mod ledger;
+pub mod ring;
 pub mod segment;
 
 mod checksum;
