@@ -32,7 +32,7 @@ pub use error::{MapError, MemError, UnmapError};
 pub use meter::{Call, CallMeter};
 pub use raw::RawPages;
 pub use reservation::{PageUse, Reservation};
-pub use select::{BackendName, open};
+pub use select::{BackendName, device_count, open};
 
 /// The README's example must compile and run.
 #[cfg(doctest)]

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::cuda::{CudaBackend, CudaOptions};
+use crate::cuda::{self, CudaBackend, CudaOptions};
 use crate::fake::FakeBackend;
 use crate::host::{HostBackend, HostOptions};
 use crate::{Backend, MemError};
@@ -73,4 +73,19 @@ pub fn open(name: BackendName, device: u32) -> Result<Arc<dyn Backend>, MemError
             Err(other) => return Err(other),
         },
     })
+}
+
+/// How many devices a back-end has: GPUs for CUDA, one for memory of the machine and for fake memory.
+///
+/// # Errors
+/// [`MemError::Unavailable`] for `cuda` without a driver. `auto` counts host memory then.
+pub fn device_count(name: BackendName) -> Result<u32, MemError> {
+    match name {
+        BackendName::Host | BackendName::Fake => Ok(1),
+        BackendName::Cuda => cuda::device_count(),
+        BackendName::Auto => match cuda::device_count() {
+            Ok(0) | Err(MemError::Unavailable { .. }) => Ok(1),
+            count => count,
+        },
+    }
 }

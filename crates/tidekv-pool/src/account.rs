@@ -92,7 +92,8 @@ pub(crate) enum Grant {
 pub(crate) struct Account {
     entry: OwnedEntry,
     ledger: Ledger,
-    backend: Arc<dyn Backend>,
+    /// What says how much memory the device has; a ledger without a device has none.
+    backend: Option<Arc<dyn Backend>>,
     utilization: f64,
     pub(crate) tally: Tally,
     granted: AtomicU64,
@@ -106,7 +107,7 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    pub(crate) fn new(entry: OwnedEntry, backend: Arc<dyn Backend>, utilization: f64) -> Self {
+    pub(crate) fn new(entry: OwnedEntry, backend: Option<Arc<dyn Backend>>, utilization: f64) -> Self {
         Self {
             ledger: entry.ledger().clone(),
             entry,
@@ -276,7 +277,7 @@ impl Account {
     /// Looks after the ledger: dead owners, memory on its way back, the budget where nobody gave one.
     pub(crate) fn maintain(&self) -> Result<(), LedgerError> {
         // Asked before the lock is taken: a driver may take its time.
-        let memory = self.backend.memory().ok();
+        let memory = self.backend.as_ref().and_then(|backend| backend.memory().ok());
         let used = memory.map_or(u64::MAX, |memory| memory.total.saturating_sub(memory.free).0);
         self.device_used.store(used, Relaxed);
         self.update(Instant::now() + LEDGER_PATIENCE, |view, me| {
@@ -333,7 +334,7 @@ impl Account {
     /// Settles what dead owners left (every update reaps them before). Says where our entry is then.
     fn tidy(&self, view: &mut LedgerView, me: usize) -> usize {
         let (now, slot) = (now_ms(), view.entries[me].slot);
-        let asynchronous = self.backend.capabilities().needs_fence;
+        let asynchronous = self.backend.as_ref().is_some_and(|backend| backend.capabilities().needs_fence);
         let used = Some(Bytes(self.device_used.load(Relaxed))).filter(|used| used.0 < u64::MAX);
         if settle_returning(view, now, asynchronous, used) {
             view.reap(now);

@@ -21,6 +21,7 @@ use tidekv_core::units::{Bytes, GroupId};
 use tidekv_mem::{Backend, UnmappedReads};
 use tidekv_shm::{DeviceName, NameError, PoolName, RuntimeDir};
 
+use crate::fleet::FleetGroup;
 use crate::reserve::ReservePolicy;
 
 /// How long pages stay idle before they are given back, unless told otherwise.
@@ -49,6 +50,15 @@ impl Default for Share {
     }
 }
 
+/// Where a pool's memory comes from.
+#[derive(Clone, Debug)]
+pub enum MemorySource {
+    /// A device of this process.
+    Backend(Arc<dyn Backend>),
+    /// The workers of a fleet, each on its own device. This process needs none.
+    Fleet(FleetGroup),
+}
+
 /// How to open a pool.
 #[derive(Clone, Debug)]
 pub struct PoolConfig {
@@ -57,7 +67,7 @@ pub struct PoolConfig {
     /// Layers that share block ids: groups above 0 have their own segment and ledger entry.
     pub group: GroupId,
     /// Where memory comes from.
-    pub backend: Arc<dyn Backend>,
+    pub memory: MemorySource,
     /// Whose ledger to use; `None` for the back-end's own.
     pub device: Option<DeviceName>,
     /// Sizes and layout.
@@ -137,10 +147,20 @@ pub enum ConfigError {
 impl PoolConfig {
     /// The defaults: automatic reserve, whole reservation as limit, weight 1, no floor, no null block.
     pub fn new(name: PoolName, backend: Arc<dyn Backend>, geometry: GeometryConfig) -> Self {
+        Self::with_memory(name, GroupId(0), MemorySource::Backend(backend), geometry)
+    }
+
+    /// The same for a pool whose pages lie on the workers of a fleet. Each worker has a share of its own on its device;
+    /// `budget`, `utilization` and `share` here are about the pool's own ledger, which it has alone.
+    pub fn on_fleet(name: PoolName, group: FleetGroup, geometry: GeometryConfig) -> Self {
+        Self::with_memory(name, group.id(), MemorySource::Fleet(group), geometry)
+    }
+
+    fn with_memory(name: PoolName, group: GroupId, memory: MemorySource, geometry: GeometryConfig) -> Self {
         Self {
             name,
-            group: GroupId(0),
-            backend,
+            group,
+            memory,
             device: None,
             geometry,
             unmapped_reads: UnmappedReads::default(),
@@ -182,7 +202,7 @@ impl PoolConfig {
         if let Some(text) = get("KVCACHED_PAGE_SIZE_MB") {
             self.geometry.chunk = ChunkChoice::from_page_size_mb(Some(&text))?;
         }
-        if let Some(text) = get("KVCACHED_HOST_BUDGET").filter(|_| self.backend.capabilities().name != "cuda") {
+        if let Some(text) = get("KVCACHED_HOST_BUDGET").filter(|_| self.has_host_memory()) {
             let bytes = text.parse();
             self.budget = Some(bytes.map_err(|source| ConfigError::Size { variable: "KVCACHED_HOST_BUDGET", source })?);
         }
@@ -193,6 +213,10 @@ impl PoolConfig {
         }
         self.reserve = reserve_from(&get, self.reserve)?;
         Ok(self)
+    }
+
+    fn has_host_memory(&self) -> bool {
+        matches!(&self.memory, MemorySource::Backend(backend) if backend.capabilities().name != "cuda")
     }
 
     /// Checks what types alone do not.

@@ -9,6 +9,7 @@
 //! | NotReserved | no        | fewer blocks are set aside                              | nothing                     |
 //! | Map         | no        | the driver refused for another reason than memory       | nothing; the batch is undone|
 //! | Unmap       | yes       | the driver would not take memory back                   | pages kept, counted, retried|
+//! | Fleet       | sometimes | a rank refused, is late, lost or excluded: it is named  | nothing, or pages in quarantine |
 //! | Ledger      | sometimes | a neighbour holds the lock too long, or the file is bad | nothing                     |
 //! | Forked      | no        | the pool belongs to the parent process                  | nothing                     |
 
@@ -21,6 +22,7 @@ use tidekv_mem::{MapError, MemError, UnmapError};
 use tidekv_shm::{LedgerError, SegmentError};
 
 use crate::config::ConfigError;
+use crate::fleet::{FleetError, RankId};
 
 /// A call to a pool that did not do what it was asked to. The pool is as it was before.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +58,9 @@ pub enum PoolError {
     /// The driver would not take memory back. Those pages stay counted and are tried again.
     #[error("the pool could not give everything back")]
     Unmap(#[source] UnmapError),
+    /// A rank of the fleet stood in the way. Nothing is mapped on any rank; what a rank has not undone yet is counted.
+    #[error("the fleet could not do it on every rank")]
+    Fleet(#[source] FleetError),
     /// The device's ledger could not be used.
     #[error("the ledger of the device could not be used")]
     Ledger(#[source] LedgerError),
@@ -111,6 +116,15 @@ pub enum Shortage {
         /// What could not be mapped.
         wanted: Bytes,
     },
+    /// The device of one rank of the fleet; its neighbours there were asked to give back.
+    Rank {
+        /// Which.
+        at: RankId,
+        /// What could not be mapped, in bytes of this pool.
+        wanted: Bytes,
+        /// What that worker could have had, in bytes of its own.
+        grantable: Bytes,
+    },
 }
 
 impl fmt::Display for Shortage {
@@ -121,6 +135,12 @@ impl fmt::Display for Shortage {
             }
             Self::Budget { wanted, grantable } => {
                 write!(f, "{wanted} more needed and {grantable} left for this pool; neighbours were asked to give back")
+            }
+            Self::Rank { at, wanted, grantable } => {
+                write!(
+                    f,
+                    "{at} has no room for {wanted}, {grantable} are left there; its neighbours were asked to give back"
+                )
             }
             Self::Device { wanted } => write!(f, "the device has no {wanted} left; memory may be on its way back"),
         }
@@ -133,6 +153,7 @@ impl PoolError {
         match self {
             Self::Exhausted { .. } | Self::Unmap(_) => true,
             Self::Map(error) => error.is_transient(),
+            Self::Fleet(error) => error.is_transient(),
             Self::Ledger(error) => error.is_transient(),
             Self::Mem(error) => error.is_transient(),
             _ => false,

@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 use tidekv_core::blocks::{AllocPlan, BlockLease};
 use tidekv_core::pages::PageClaim;
 use tidekv_core::units::{Bytes, PageId};
-use tidekv_mem::PageUse;
 use tidekv_shm::{EventKind, LedgerError, Note, Reason};
 
 use crate::account::{Asker, Grant, LEDGER_PATIENCE};
@@ -134,7 +133,9 @@ impl Inner {
                 self.bell.ring();
             }
             let until = match &error {
-                PoolError::Exhausted { shortage: Shortage::Device { .. }, .. } => Instant::now() + DEVICE_RETRY,
+                PoolError::Exhausted { shortage: Shortage::Device { .. } | Shortage::Rank { .. }, .. } => {
+                    Instant::now() + DEVICE_RETRY
+                }
                 _ => deadline,
             };
             waiter.wait(seen, until.min(deadline));
@@ -181,14 +182,20 @@ impl Inner {
             }
         }
         assert_unlocked("a map");
-        if let Err(error) = self.reservation.map_pages(&pages) {
+        self.tell_spare();
+        let mapped = self.memory.map_pages(&pages);
+        self.note_headroom();
+        if let Err(error) = mapped {
             let available_blocks = self.undo_granted(plan, bytes);
-            if error.is_out_of_memory() {
-                let shortage = Shortage::Device { wanted: bytes };
+            if let Some(miss) = error.as_miss() {
+                let shortage = match miss.at {
+                    Some(at) => Shortage::Rank { at, wanted: bytes, grantable: miss.grantable },
+                    None => Shortage::Device { wanted: bytes },
+                };
                 tracing::debug!(%error, "the device refused what the ledger granted");
                 return Err(PoolError::Exhausted { wanted_blocks: count, available_blocks, shortage });
             }
-            return Err(PoolError::Map(error));
+            return Err(error.into());
         }
         self.account.tally.maps.fetch_add(pages.len() as u64, Relaxed);
         self.commit(plan, out)
@@ -227,7 +234,7 @@ impl Inner {
     fn undo_granted(&self, plan: AllocPlan, bytes: Bytes) -> u32 {
         let stuck = {
             let mut table = self.table.lock();
-            let stuck = table.abort(plan, |page| self.is_stuck(page));
+            let stuck = table.abort(plan, |page| self.memory.is_stuck(page));
             table.publish();
             stuck
         };
@@ -263,7 +270,10 @@ impl Inner {
         }
         assert_unlocked("a map");
         let pages: Vec<PageId> = claims.iter().map(|claim| claim.page).collect();
-        if let Err(error) = self.reservation.map_pages(&pages) {
+        self.tell_spare();
+        let mapped = self.memory.map_pages_ahead(&pages);
+        self.note_headroom();
+        if let Err(error) = mapped {
             tracing::debug!(%error, "the reserve was not refilled");
             self.refuse(&claims, bytes);
             return 0;
@@ -279,16 +289,12 @@ impl Inner {
     fn refuse(&self, claims: &[PageClaim], granted: Bytes) {
         let stuck = {
             let mut table = self.table.lock();
-            let stuck = table.refuse(claims, |page| self.is_stuck(page));
+            let stuck = table.refuse(claims, |page| self.memory.is_stuck(page));
             table.publish();
             stuck
         };
         self.account.undo(granted.saturating_sub(self.bytes_of(stuck as usize)), self.figures());
         self.note_headroom();
-    }
-
-    fn is_stuck(&self, page: PageId) -> bool {
-        self.reservation.page_use(page) == Some(PageUse::Stuck)
     }
 }
 

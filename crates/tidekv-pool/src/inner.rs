@@ -5,7 +5,7 @@
 //!   --------------                              --------------------------
 //!   alloc, free  --> table <----------------->  refill, decay, limits, balloon
 //!   slow path    --> account (ledger) <------>  give back, publish
-//!                --> reservation (driver) <-->  unmap
+//!                --> memory (driver, fleet) <>  unmap
 //!                     bell  ------------------> wakes it
 //!                     progress <--------------- wakes waiting allocations
 //!                     mailbox  <--------------- asks the engine to evict
@@ -18,13 +18,13 @@ use tidekv_core::geometry::Geometry;
 use tidekv_core::pages::PageCounts;
 use tidekv_core::units::{Bytes, GroupId, Step};
 use tidekv_fork::Birth;
-use tidekv_mem::Reservation;
 use tidekv_shm::{EventKind, LedgerEntry, LedgerView, Note, PoolName, PoolSegment, Reason};
 
 use crate::account::{Account, Figures};
 use crate::error::PoolError;
 use crate::grow::Progress;
 use crate::limits::{LimitState, LimitStatus, Limits, Verdict};
+use crate::memory::PoolMemory;
 use crate::reclaim::Mailbox;
 use crate::table::TableLock;
 use crate::wake::Bell;
@@ -32,7 +32,7 @@ use crate::wake::Bell;
 #[derive(Debug)]
 pub(crate) struct Inner {
     // In the order in which they must go: the memory, the account of it, the sign on the door.
-    pub(crate) reservation: Reservation,
+    pub(crate) memory: PoolMemory,
     pub(crate) account: Account,
     pub(crate) segment: PoolSegment,
     pub(crate) name: PoolName,
@@ -77,10 +77,22 @@ impl Inner {
         Figures { spare, reclaim: self.mailbox.peek().bytes }
     }
 
-    /// Lets the gauge know what the ledger said last.
+    /// Pages that could be given back without losing anything, except those that are being given back already.
+    pub(crate) fn spare_pages(&self) -> u32 {
+        let counts = self.table.lock().blocks.pages().counts();
+        counts.idle + counts.draining
+    }
+
+    /// Before anything is ordered of workers: what the order says of idle pages is true then.
+    pub(crate) fn tell_spare(&self) {
+        self.memory.tell_spare(|| self.spare_pages());
+    }
+
+    /// Lets the gauge know what the ledger said last, and what the workers said of theirs: the poorest device decides.
     pub(crate) fn note_headroom(&self) {
-        let pages = self.account.headroom().0 / self.page_bytes().0;
-        self.table.set_grantable(u32::try_from(pages).unwrap_or(u32::MAX));
+        let here = self.account.headroom().0 / self.page_bytes().0;
+        let here = u32::try_from(here).unwrap_or(u32::MAX);
+        self.table.set_grantable(here.min(self.memory.grantable_pages()));
     }
 
     pub(crate) fn limits(&self) -> MutexGuard<'_, Limits> {

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   woken by              bell (the hot path left its band, an order, a step), ledger or segment changed, time
-//!   one pass              1. the ledger: expired demand, dead owners, budget        at most every HEARTBEAT
+//!   one pass              0. the fleet, where the pool is on one: who lives, who is back
+//!                         1. the ledger: expired demand, dead owners, budget        at most every HEARTBEAT
 //!                         2. orders: limit, ceiling, trim
 //!                         3. give back: what the limit forbids, what neighbours are owed
 //!                         4. the reserve: refill or decay
@@ -164,6 +165,8 @@ impl Keeper {
     fn pass(&mut self) -> Duration {
         let inner = Arc::clone(&self.inner);
         inner.account.expire_demand();
+        inner.tell_spare();
+        let tend_again = inner.memory.tend();
         let Some((view, me)) = self.look() else {
             // Unreadable, replaced, or our entry is lost: the next update puts it back.
             self.publish_entry(0);
@@ -181,9 +184,7 @@ impl Keeper {
         self.note_headroom(&view, me);
         sleep = sleep.min(self.publish(&view.entries[me]));
         inner.progress.announce();
-        if let Some(left) = inner.account.lingers_for() {
-            sleep = sleep.min(left);
-        }
+        sleep = [inner.account.lingers_for(), tend_again].into_iter().flatten().fold(sleep, Duration::min);
         // The callback may have freed something at once.
         if asked { Duration::ZERO } else { sleep }
     }
@@ -294,7 +295,8 @@ impl Keeper {
 
     fn owed_pages(&self, view: &LedgerView, me: usize) -> u32 {
         let bytes = owed(view.header.budget, &self.claims(view, me), me);
-        u32::try_from(bytes.0.div_ceil(self.inner.page_bytes().0)).unwrap_or(u32::MAX)
+        let here = u32::try_from(bytes.0.div_ceil(self.inner.page_bytes().0)).unwrap_or(u32::MAX);
+        here.max(self.inner.memory.owed_pages(|| self.inner.spare_pages()))
     }
 
     /// All pools, with ourselves as we are now and not as we last said.

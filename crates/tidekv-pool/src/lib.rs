@@ -11,13 +11,15 @@
 //!                      |              |                 |
 //!                   account: what the ledger says we may hold and do hold
 //!
+//!   memory               where the pages are: a reservation of this process, or every rank of a fleet
+//!   fleet, worker        one scheduler, many workers: a page is mapped on all of them or on none
 //!   reserve, limits      pure decisions: how many idle pages, which limit is in force
 //!   reclaim              how the engine hears that it should evict
 //!   departures           why pages leave, for those who ask later
 //! ```
 //!
-//! Lock order: the ledger's lock, then the limits; the table's lock is never held together with either of them, nor
-//! across a driver call, a wait or a callback. `table` checks that in debug builds.
+//! Lock order: the ledger's lock, then the limits; the fleet's wires, then its book. The table's lock comes last: nothing
+//! else is taken while it is held, no driver is called, nobody is waited for. `table` checks that in debug builds.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -55,6 +57,8 @@
 //! # }
 //! ```
 //!
+//! A pool over several devices is opened with [`PoolConfig::on_fleet`]: see [`fleet`].
+//!
 //! A pool is a value built from a [`PoolConfig`]; there are no globals, so several fit into one process. Nothing here
 //! ends the host process, every wait has a deadline, and a pool inherited through `fork` answers
 //! [`PoolError::Forked`].
@@ -64,11 +68,14 @@
 mod account;
 mod config;
 mod departures;
+mod entry;
 mod error;
+pub mod fleet;
 mod grow;
 mod inner;
 mod keeper;
 mod limits;
+mod memory;
 mod open;
 mod pool;
 mod reclaim;
@@ -78,11 +85,14 @@ mod shrink;
 mod snapshot;
 mod table;
 mod wake;
+pub mod worker;
 
-pub use config::{ConfigError, DEFAULT_DECAY, PoolConfig, Share};
+pub use config::{ConfigError, DEFAULT_DECAY, MemorySource, PoolConfig, Share};
 pub use error::{PoolError, Shortage};
+pub use fleet::{Fleet, FleetConfig, FleetError, FleetGroup, RankFault, RankId, Scope};
 pub use limits::{LimitState, LimitStatus};
 pub use pool::KvPool;
 pub use reclaim::ReclaimRequest;
 pub use reserve::{AUTO_RESERVE_MAX, ReservePolicy};
 pub use snapshot::PoolSnapshot;
+pub use worker::{Worker, WorkerConfig, WorkerGroupConfig};

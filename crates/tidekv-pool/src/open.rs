@@ -2,35 +2,34 @@
 //! itself back when it is dropped.
 //!
 //! ```text
-//!   geometry -> address space -> segment (its lock makes the name ours) -> ledger entry -> null block -> thread
+//!   geometry -> address space, or a group of the fleet -> segment (its lock makes the name ours) -> ledger entry -> null block -> thread
 //! ```
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tidekv_core::blocks::BlockAllocator;
 use tidekv_core::geometry::Geometry;
 use tidekv_core::units::Bytes;
 use tidekv_fork::Birth;
-use tidekv_mem::{RegionOptions, Reservation};
-use tidekv_shm::{DeviceName, EntrySpec, Ledger, PoolName, PoolSegment, Reason, SegmentError, UNLIMITED, now_ms};
+use tidekv_mem::{MemoryInfo, RegionOptions, Reservation};
+use tidekv_shm::{DeviceName, EntrySpec, PoolName, PoolSegment, SegmentError, UNLIMITED};
 
-use crate::account::{Account, note_budget};
-use crate::config::{ConfigError, PoolConfig};
+use crate::account::Account;
+use crate::config::{ConfigError, MemorySource, PoolConfig};
+use crate::entry::Terms;
 use crate::error::PoolError;
 use crate::grow::{Progress, Purpose};
 use crate::inner::Inner;
 use crate::keeper::Runner;
 use crate::limits::Limits;
+use crate::memory::PoolMemory;
 use crate::reclaim::Mailbox;
 use crate::reserve::Reserve;
-use crate::returning::refresh_budget;
 use crate::table::TableLock;
 use crate::wake::Bell;
 
-/// How long opening waits for the ledger's lock.
-const OPEN_PATIENCE: Duration = Duration::from_secs(2);
 /// How long the null block may wait for a neighbour's memory.
 const NULL_BLOCK_WAIT: Duration = Duration::from_secs(1);
 /// The last number that is tried after a name that is taken.
@@ -39,15 +38,19 @@ const NAMES: u32 = 99;
 pub(crate) fn open(config: PoolConfig) -> Result<(Arc<Inner>, Runner), PoolError> {
     config.check()?;
     let geometry = Geometry::new(&config.geometry)?;
-    let options = RegionOptions { unmapped_reads: config.unmapped_reads };
-    let reservation = Reservation::new(Arc::clone(&config.backend), *geometry.placement(), options)?;
-    let capacity = Bytes(geometry.page_bytes().0 * u64::from(geometry.page_count()));
-    let limit = config.limit.unwrap_or(capacity);
+    let memory = match &config.memory {
+        MemorySource::Backend(backend) => {
+            let options = RegionOptions { unmapped_reads: config.unmapped_reads };
+            PoolMemory::Own(Reservation::new(Arc::clone(backend), *geometry.placement(), options)?)
+        }
+        MemorySource::Fleet(group) => PoolMemory::Fleet(group.open(geometry.page_count()).map_err(PoolError::Fleet)?),
+    };
+    let limit = config.limit.unwrap_or_else(|| capacity(&geometry));
 
     let (name, segment) = take_name(&config, limit)?;
     let account = take_entry(&config, &name, &geometry, limit)?;
     let inner = Arc::new(Inner {
-        reservation,
+        memory,
         account,
         segment,
         name,
@@ -95,11 +98,6 @@ fn take_name(config: &PoolConfig, limit: Bytes) -> Result<(PoolName, PoolSegment
 }
 
 fn take_entry(config: &PoolConfig, name: &PoolName, geometry: &Geometry, limit: Bytes) -> Result<Account, PoolError> {
-    let device = match &config.device {
-        Some(device) => device.clone(),
-        None => DeviceName::new(&config.backend.capabilities().id).map_err(ConfigError::Name)?,
-    };
-    let ledger = Ledger::open(&config.runtime_dir, &device).map_err(PoolError::Ledger)?;
     let spec = EntrySpec {
         floor: config.share.floor,
         ceiling: config.share.ceiling.unwrap_or(UNLIMITED),
@@ -108,28 +106,57 @@ fn take_entry(config: &PoolConfig, name: &PoolName, geometry: &Geometry, limit: 
         limit,
         ..EntrySpec::new(name.clone(), config.group, geometry.page_bytes())
     };
-    let deadline = Instant::now() + OPEN_PATIENCE;
-    let entry = ledger.register(deadline, spec).map_err(PoolError::Ledger)?;
-    let memory = config.backend.memory()?;
-    entry
-        .update(deadline, |view, me| match config.budget {
-            Some(budget) => {
-                let header = &mut view.header;
-                let news = header.budget != budget;
-                if header.explicit_budget && header.budget != budget {
-                    tracing::warn!(was = %header.budget, now = %budget, "another pool gave the device another budget");
-                }
-                (header.budget, header.explicit_budget, header.total) = (budget, true, memory.total);
-                if news {
-                    note_budget(view, me, Reason::Given);
-                }
-            }
-            None => {
-                if refresh_budget(view, memory, config.utilization, now_ms()) {
-                    note_budget(view, me, Reason::OtherUsers);
-                }
-            }
-        })
-        .map_err(PoolError::Ledger)?;
-    Ok(Account::new(entry, Arc::clone(&config.backend), config.utilization))
+    let named = |id: &str| DeviceName::new(id).map_err(ConfigError::Name);
+    let capacity = capacity(geometry);
+    let (device, memory, backend, budget) = match &config.memory {
+        MemorySource::Backend(backend) => {
+            let memory = backend.memory()?;
+            (named(&backend.capabilities().id)?, memory, Some(Arc::clone(backend)), config.budget)
+        }
+        // No device of ours: a ledger of this pool alone, so that limits, counters and tools are as everywhere.
+        MemorySource::Fleet(_) => {
+            let memory = MemoryInfo { total: capacity, free: capacity };
+            (
+                named(&fleet_device(&name.with_group(config.group)))?,
+                memory,
+                None,
+                Some(config.budget.unwrap_or(capacity)),
+            )
+        }
+    };
+    let device = config.device.clone().unwrap_or(device);
+    let terms =
+        Terms { runtime_dir: &config.runtime_dir, device, memory, backend, budget, utilization: config.utilization };
+    terms.register(spec).map_err(PoolError::Ledger)
+}
+
+fn capacity(geometry: &Geometry) -> Bytes {
+    Bytes(geometry.page_bytes().0 * u64::from(geometry.page_count()))
+}
+
+/// `fleet-<pool>`. Longer names than a device may have are told apart by a number made of the whole.
+fn fleet_device(pool: &PoolName) -> String {
+    const LONGEST: usize = 64;
+    let name = format!("fleet-{pool}");
+    if name.len() <= LONGEST {
+        return name;
+    }
+    let fold = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    let number = format!("-{:08x}", name.bytes().fold(0x811c_9dc5, fold));
+    let stem: String = name.chars().take(LONGEST - number.len()).collect();
+    stem + &number
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pools_with_long_names_have_ledgers_of_their_own() {
+        let device = |name: &str| fleet_device(&PoolName::new(name).unwrap());
+        assert_eq!(device("llama"), "fleet-llama");
+        let (one, two) = ("x".repeat(63) + "1", "x".repeat(63) + "2");
+        assert_ne!(device(&one), device(&two));
+        assert_eq!(device(&one).len(), 64);
+    }
 }

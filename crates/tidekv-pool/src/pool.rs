@@ -56,14 +56,15 @@ impl KvPool {
         &self.inner.geometry
     }
 
-    /// Address of byte 0 of the reservation, the same for the life of the pool.
-    pub fn base_address(&self) -> u64 {
-        self.inner.reservation.base_address()
+    /// Address of byte 0 of the reservation, the same for the life of the pool. `None` on a fleet, where every worker has
+    /// its own.
+    pub fn base_address(&self) -> Option<u64> {
+        self.reservation().map(Reservation::base_address)
     }
 
-    /// The reservation, to read and write bytes through.
-    pub fn reservation(&self) -> &Reservation {
-        &self.inner.reservation
+    /// The reservation, to read and write bytes through. `None` on a fleet, whose memory is the workers'.
+    pub fn reservation(&self) -> Option<&Reservation> {
+        self.inner.memory.reservation()
     }
 
     /// The id that attention kernels know a leased block by.
@@ -239,14 +240,15 @@ impl KvPool {
     /// Gives back every idle page that the device is done with, on this thread. Says how much memory that was.
     ///
     /// # Errors
-    /// [`PoolError::Unmap`] where the driver would not take something back; that part stays counted and is tried again.
+    /// [`PoolError::Unmap`] or [`PoolError::Fleet`] where the driver or a rank would not take something back; that part
+    /// stays counted and is tried again.
     pub fn trim(&self) -> Result<Bytes, PoolError> {
         self.inner.check_birth()?;
         self.inner.trimmed.store(true, Relaxed);
         let shrunk = self.inner.trim();
         self.inner.bell.ring();
         match shrunk.refused {
-            Some(error) => Err(PoolError::Unmap(error)),
+            Some(failure) => Err(failure.into()),
             None => Ok(self.inner.bytes_of(shrunk.pages as usize)),
         }
     }

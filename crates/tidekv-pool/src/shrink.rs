@@ -11,14 +11,14 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use tidekv_core::pages::PageClaim;
+use tidekv_core::pages::{Fence, PageClaim};
 use tidekv_core::units::{Bytes, PageId, Step};
-use tidekv_mem::UnmapError;
 use tidekv_shm::Reason;
 
 use crate::account::Figures;
 use crate::departures::Cause;
 use crate::inner::Inner;
+use crate::memory::UnmapFailure;
 use crate::table::{Table, assert_unlocked};
 
 /// One release in the ledger per this much memory.
@@ -33,7 +33,7 @@ pub(crate) struct Shrunk {
     /// Pages whose memory is back.
     pub(crate) pages: u32,
     /// The first refusal of the driver.
-    pub(crate) refused: Option<UnmapError>,
+    pub(crate) refused: Option<UnmapFailure>,
     /// The earliest step that a page still waits for.
     pub(crate) next_step: Option<Step>,
 }
@@ -73,7 +73,7 @@ impl Inner {
             // One synchronise covers all frees before it; what came since can wait for the next call.
             let Some(ticket) = plan.synchronise.filter(|_| !synchronised) else { break };
             assert_unlocked("a synchronise");
-            if let Err(error) = self.reservation.backend().synchronise() {
+            if let Err(error) = self.memory.synchronise() {
                 tracing::warn!(%error, "the device could not be synchronised; its pages are unmapped later");
                 break;
             }
@@ -84,15 +84,12 @@ impl Inner {
     }
 
     /// Gives the memory of claimed pages back, and says how many really went.
-    fn unmap(&self, claims: &[PageClaim], refused: &mut Option<UnmapError>) -> u32 {
+    fn unmap(&self, claims: &[PageClaim], refused: &mut Option<UnmapFailure>) -> u32 {
         assert_unlocked("an unmap");
         let pages: Vec<PageId> = claims.iter().map(|claim| claim.page).collect();
-        let outcome = self.reservation.unmap_pages(&pages);
-        let kept: &[PageId] = match &outcome {
-            Ok(()) => &[],
-            Err(UnmapError::Stuck { stuck, .. }) => stuck,
-            Err(_) => &pages,
-        };
+        self.tell_spare();
+        let outcome = self.memory.unmap_pages(&pages, |page| self.table.lock().blocks.pages().fence(page));
+        let kept: &[PageId] = outcome.as_ref().err().map_or(&[], |failure| failure.kept(&pages));
         let (failed, gone): (Vec<_>, Vec<_>) = claims.iter().partition(|claim| kept.contains(&claim.page));
         // The ledger before the table: whoever sees the page gone may count on its bytes.
         self.release(gone.len());
@@ -136,11 +133,10 @@ impl Inner {
     fn unmap_stranded(&self, claims: &[PageClaim]) -> u32 {
         assert_unlocked("an unmap");
         let pages: Vec<PageId> = claims.iter().map(|claim| claim.page).collect();
-        let kept = match self.reservation.unmap_pages(&pages) {
-            Ok(()) => Vec::new(),
-            Err(UnmapError::Stuck { stuck, .. }) => stuck,
-            Err(_) => pages,
-        };
+        // No step was ever given these.
+        self.tell_spare();
+        let outcome = self.memory.unmap_pages(&pages, |_| Fence::Step(Step(0)));
+        let kept: &[PageId] = outcome.as_ref().err().map_or(&[], |failure| failure.kept(&pages));
         let gone = claims.len() - kept.len();
         self.account.undo(self.bytes_of(gone), self.figures());
         {

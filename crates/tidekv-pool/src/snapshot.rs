@@ -4,6 +4,7 @@
 //! Pages are pages of all layers; *physical* means mapped.
 
 use tidekv_core::units::Bytes;
+use tidekv_mem::Reservation;
 use tidekv_shm::Counters;
 
 use crate::inner::Inner;
@@ -46,7 +47,7 @@ pub struct PoolSnapshot {
     pub prealloc_bytes: Bytes,
     /// What the ledger says we hold.
     pub ledger_bytes: Bytes,
-    /// What an independent witness counts behind the reservation, where there is one.
+    /// What an independent witness counts behind the reservation, where there is one. A fleet's workers have their own.
     pub witness_bytes: Option<Bytes>,
 
     /// All pages of the reservation.
@@ -117,7 +118,7 @@ impl PoolSnapshot {
             used_bytes: bytes(pages.in_use),
             prealloc_bytes: bytes(pages.held() - pages.in_use),
             ledger_bytes: inner.account.granted(),
-            witness_bytes: inner.reservation.witness(),
+            witness_bytes: inner.memory.reservation().and_then(Reservation::witness),
             total_pages: geometry.page_count(),
             free_pages: pages.reserved,
             inuse_pages: pages.in_use,

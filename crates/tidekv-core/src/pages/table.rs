@@ -245,6 +245,11 @@ impl PageTable {
         self.clock.note(&mut self.records[page.index()].fence, fence);
     }
 
+    /// What all frees of the page together wait for: a synchronise if any of them does, else the latest step.
+    pub fn fence(&self, page: PageId) -> Fence {
+        self.records[page.index()].fence.strictest()
+    }
+
     /// The page's last block came back: the page is idle, and the warmest.
     ///
     /// # Errors

@@ -158,11 +158,20 @@ impl Drop for CudaBackend {
     }
 }
 
-fn find_device(driver: &Driver, number: u32) -> Result<c_int, MemError> {
+/// GPUs that this process may use (after `CUDA_VISIBLE_DEVICES`), without opening any of them.
+pub(crate) fn device_count() -> Result<u32, MemError> {
+    count_devices(Driver::load()?)
+}
+
+fn count_devices(driver: &Driver) -> Result<u32, MemError> {
     let mut count = 0;
     // SAFETY: a place to write to.
     unsafe { call!(driver, device_count(&raw mut count)) }?;
-    let count = u32::try_from(count).unwrap_or(0);
+    Ok(u32::try_from(count).unwrap_or(0))
+}
+
+fn find_device(driver: &Driver, number: u32) -> Result<c_int, MemError> {
+    let count = count_devices(driver)?;
     let ordinal = c_int::try_from(number).ok().filter(|_| number < count);
     let ordinal = ordinal.ok_or(MemError::NoSuchDevice { device: number, count })?;
     let mut device = 0;
