@@ -1,4 +1,4 @@
-//! The command line: `kvbench <vmm|alloc|frag|idle|share|hold|compare|completions|man>`.
+//! The command line: `kvbench <vmm|alloc|frag|idle|share|map-parallel|tp-ipc|hold|compare|completions|man>`.
 //!
 //! Each subcommand owns its arguments, its examples and its `run`; this module only lists them. What a
 //! subcommand reports is an [`Outcome`] or an error, and [`exit`](tidekv_cli::exit) turns either into a code.
@@ -12,7 +12,7 @@ use clap::{Parser, Subcommand};
 use tidekv_cli::logging;
 
 use crate::output::warn;
-use crate::{alloc, compare, fleet, frag, generate, hold, idle, share, vmm};
+use crate::{alloc, compare, crew, frag, generate, hold, idle, map_parallel, share, tp_ipc, vmm};
 use tidekv_cli::exit::Outcome;
 
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("TIDEKV_COMMIT"), ")");
@@ -53,11 +53,21 @@ pub enum Command {
     Idle(idle::IdleArgs),
     /// Let processes compete for one budget
     Share(share::ShareArgs),
+    /// Map pages from several processes at once and see what runs side by side
+    MapParallel(map_parallel::MapParallelArgs),
+    /// Map pages on all workers of a scheduler, and see what the message costs
+    TpIpc(tp_ipc::TpIpcArgs),
     /// Hold memory under a name, to have something to look at
     Hold(hold::HoldArgs),
     /// Follow orders on standard input (what `share` starts)
     #[command(hide = true)]
-    Worker(fleet::WorkerArgs),
+    Worker(crew::WorkerArgs),
+    /// Map pages at appointed moments (what `map-parallel` starts)
+    #[command(hide = true)]
+    MapWorker(map_parallel::MapWorkerArgs),
+    /// Serve a scheduler (what `tp-ipc` starts)
+    #[command(hide = true)]
+    TpWorker(tp_ipc::TpWorkerArgs),
     /// Compare two results of one benchmark
     Compare(compare::CompareArgs),
     /// Print completions for a shell
@@ -81,8 +91,12 @@ impl Cli {
             Command::Frag(args) => frag::run(args),
             Command::Idle(args) => idle::run(args),
             Command::Share(args) => share::run(args),
+            Command::MapParallel(args) => map_parallel::run(args),
+            Command::TpIpc(args) => tp_ipc::run(args),
             Command::Hold(args) => hold::run(args),
-            Command::Worker(args) => fleet::run(args),
+            Command::Worker(args) => crew::run(args),
+            Command::MapWorker(args) => map_parallel::run_worker(args),
+            Command::TpWorker(args) => tp_ipc::run_worker(args),
             Command::Compare(args) => compare::run(args),
             Command::Completions(args) => generate::completions(args),
             Command::Man(args) => generate::man(args),

@@ -21,7 +21,7 @@ use tidekv_mem::BackendName;
 use tidekv_pool::{KvPool, PoolConfig, Share};
 use tidekv_shm::PoolName;
 
-use crate::fleet::holding::{Grower, Holding};
+use crate::crew::holding::{Grower, Holding};
 use crate::lab::small_pages;
 use crate::output::print;
 use tidekv_cli::exit::Outcome;

@@ -16,6 +16,7 @@ use std::thread;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use tidekv_mem::Capabilities;
 
 /// Commit that this binary was built from, or `unknown`.
 pub const COMMIT: &str = env!("TIDEKV_COMMIT");
@@ -58,6 +59,14 @@ impl HostInfo {
             commit: COMMIT.to_owned(),
             build: if cfg!(debug_assertions) { "debug" } else { "release" }.to_owned(),
             date: rfc3339_seconds(Timestamp::now()),
+        }
+    }
+
+    /// The same, for a run on this back-end: with its device and driver, where it has one.
+    pub fn with_backend(backend: &Capabilities) -> Self {
+        match &backend.driver {
+            Some(driver) => Self::current().with_gpu(&backend.device, driver),
+            None => Self::current(),
         }
     }
 

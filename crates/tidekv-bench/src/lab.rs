@@ -6,7 +6,11 @@
 //! Two kinds of shapes are enough for all of them. [`small_pages`] has pages of a chosen size with a chosen number
 //! of blocks, for measuring bookkeeping and sharing with little memory; [`model`] is the KV cache of a real model.
 
+use std::env;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +27,7 @@ use tidekv_shm::{PoolName, RuntimeDir};
 const SHARED_MEMORY: &str = "/dev/shm";
 
 /// What a GPU gives memory in.
-const GPU_GRANULARITY: Bytes = Bytes::mib(2);
+pub const GPU_GRANULARITY: Bytes = Bytes::mib(2);
 
 /// The model of most benchmarks: 8 KV heads of 128 elements, bf16, blocks of 16 tokens, as Llama 3 and Qwen 3.
 pub const KV_HEADS: u32 = 8;
@@ -34,6 +38,19 @@ pub const ELEMENT_BYTES: u32 = 2;
 /// Tokens of one block.
 pub const BLOCK_TOKENS: u32 = 16;
 
+/// A [`Layout`] as an argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayoutName(pub Layout);
+
+impl FromStr for LayoutName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = Layout::ALL.into_iter().find(|layout| layout.name() == text);
+        known.map(Self).ok_or_else(|| "not a layout: use slab, per-layer or interleaved".to_owned())
+    }
+}
+
 /// A private runtime directory, gone with the value.
 #[derive(Debug)]
 pub struct Lab {
@@ -41,11 +58,15 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Makes the directory, in shared memory where there is any.
+    /// Makes the directory: in `KVCACHED_RUNTIME_DIR` where that is set, else in shared memory where there is any.
     pub fn new() -> anyhow::Result<Self> {
         let mut builder = tempfile::Builder::new();
-        builder.prefix("kvcached-bench-");
-        let dir = builder.tempdir_in(SHARED_MEMORY).or_else(|_| builder.tempdir());
+        // There are sockets and segments in it: nobody else's business.
+        builder.prefix("kvcached-bench-").permissions(Permissions::from_mode(0o700));
+        let dir = match env::var_os("KVCACHED_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
+            Some(dir) => builder.tempdir_in(dir),
+            None => builder.tempdir_in(SHARED_MEMORY).or_else(|_| builder.tempdir()),
+        };
         Ok(Self { dir: dir.context("making a directory for the benchmark's pools")? })
     }
 
@@ -172,7 +193,7 @@ mod tests {
     fn the_directory_goes_with_the_lab() {
         let lab = Lab::new().unwrap();
         let path = lab.path().to_owned();
-        assert!(path.is_dir());
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
         drop(lab);
         assert!(!path.exists());
     }

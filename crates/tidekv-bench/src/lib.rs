@@ -1,7 +1,7 @@
 //! kvbench: every tidekv benchmark, the one result format they share, and the comparison of two results.
 //!
 //! ```text
-//!   cli ──> vmm, alloc, frag, idle, share ──> stats ──> result ──> output ──> table or JSON on stdout, file
+//!   cli ──> vmm, alloc, frag, idle, ...   ──> stats ──> result ──> output ──> table or JSON on stdout, file
 //!                                                         │
 //!           compare <── two files ────────────────────────┘
 //!
@@ -11,12 +11,15 @@
 //!   alloc         lease and free blocks            table     figures for people
 //!   frag          what retained blocks pin         progress  a bar on a terminal, else nothing
 //!   idle          what an idle model holds         output    the only module that writes to stdout
-//!   share         processes that share a budget
+//!   share         processes that share a budget    subprocess  workers, spoken to in lines of JSON
+//!   map_parallel  processes that map at once
+//!   tp_ipc        a scheduler and its workers
 //!   hold          a pool to look at                compare   two results, one verdict
 //!   generate      completions and man pages
 //!
 //!   lab           private directories and shapes of pools       prefix_cache   stand-in for an engine's
-//!   fleet         worker processes with a pool each             random         the same in every run
+//!   crew          worker processes with a pool each             random         the same in every run
+//!   ranks         worker processes with a KV cache each
 //! ```
 //!
 //! A benchmark is one module with an `Args` type for clap and one `run`; it measures into
@@ -28,7 +31,7 @@
 pub mod alloc;
 pub mod cli;
 pub mod compare;
-pub mod fleet;
+pub mod crew;
 pub mod frag;
 pub mod generate;
 pub mod hold;
@@ -36,12 +39,16 @@ pub mod host;
 pub mod idle;
 pub mod lab;
 pub mod list;
+pub mod map_parallel;
 pub mod output;
 pub mod prefix_cache;
 pub mod progress;
 pub mod random;
+mod ranks;
 pub mod result;
 pub mod share;
 pub mod stats;
+mod subprocess;
 pub mod table;
+pub mod tp_ipc;
 pub mod vmm;

@@ -64,6 +64,13 @@ impl Samples {
         &self.values_ns
     }
 
+    /// One percentile, of those that [`Percentiles`] does not have, or `None` when there are no samples.
+    pub fn percentile(&self, percent: usize) -> Option<u64> {
+        let mut sorted = self.values_ns.clone();
+        sorted.sort_unstable();
+        (!sorted.is_empty()).then(|| nearest_rank(&sorted, percent))
+    }
+
     /// What the samples say, or `None` when there are none: no samples have no median.
     pub fn percentiles(&self) -> Option<Percentiles> {
         let mut sorted = self.values_ns.clone();
@@ -153,6 +160,10 @@ mod tests {
     fn ranks_at_round_counts() {
         let p = (1..=100).collect::<Samples>().percentiles().unwrap();
         assert_eq!((p.p50, p.p90, p.p99, p.max), (50, 90, 99, 100));
+        assert_eq!(
+            [90, 95, 100].map(|percent| (1..=100).collect::<Samples>().percentile(percent)),
+            [Some(90), Some(95), Some(100)]
+        );
         let p = (1..=101).collect::<Samples>().percentiles().unwrap();
         assert_eq!((p.p50, p.p90, p.p99, p.max), (51, 91, 100, 101));
     }
@@ -160,6 +171,7 @@ mod tests {
     #[test]
     fn nothing_recorded_has_no_percentiles() {
         assert_eq!(Samples::new().percentiles(), None);
+        assert_eq!(Samples::new().percentile(95), None);
         assert_eq!(median_ratio(&Samples::new(), &samples(&[1])), None);
         assert_eq!(median_ratio(&samples(&[1]), &Samples::new()), None);
         assert_eq!(median_ratio(&samples(&[1]), &samples(&[0])), None);

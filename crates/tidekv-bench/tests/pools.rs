@@ -2,8 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail the test")]
 
+mod support;
+
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -118,14 +121,15 @@ fn a_held_pool_leaves_nothing_behind_when_its_time_is_over() {
 }
 
 #[test]
-fn a_held_pool_that_is_interrupted_leaves_a_segment_without_owner() {
+fn a_held_pool_that_is_terminated_leaves_a_segment_without_owner() {
     let folder = tempfile::tempdir().unwrap();
     let mut child = hold(folder.path(), "1h");
     let path = folder.path().join("kvcached_held");
     assert!(segment::has_owner(&path).unwrap());
+    // Not SIGINT, which a shell makes its background jobs ignore, and they their children: this test among them.
     let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
-    kill_process(pid, Signal::INT).unwrap();
-    assert!(!child.wait().unwrap().success());
+    kill_process(pid, Signal::TERM).unwrap();
+    assert_eq!(support::end_of(&mut child).signal(), Some(Signal::TERM.as_raw()));
     assert!(path.exists() && !segment::has_owner(&path).unwrap(), "for `kvctl gc` to find");
 }
 

@@ -10,7 +10,7 @@
 //! | the word `over` and no unit at the end: x divided by y, and the name does not say which of the two ought to be small | neither | `largest_over_smallest_pool` |
 //! | `per` and then a unit of time; or a unit of bytes and then `s`      | higher  | `blocks_per_s`, `copy_gib_s` |
 //! | before any `per`: a unit of time `ns us ms s`, or of bytes `bytes kib mib gib` | lower | `init_ms`, `map_us_per_gib`, `held_bytes` |
-//! | before any `per`: a cost `waste calls error errors lag`, or `ratio_to_raw` | lower  | `driver_calls_per_page`, `map_ratio_to_raw` |
+//! | before any `per`: a cost `waste calls error errors lag`, or `ratio_to_raw`, `ratio_to_floor` | lower  | `driver_calls_per_page`, `map_ratio_to_raw` |
 //!
 //! Everything else, `p50`, `k16` and numbers among it, says nothing. A figure whose whole path says nothing is
 //! neutral: it is shown and never fails a comparison. So a benchmark that wants a figure guarded gives it a
@@ -72,9 +72,9 @@ fn of_part(part: &str) -> Option<Direction> {
     }
     // `map_us_per_gib` is a time, not a size: what stands behind `per` is what it is counted in.
     let counted = words.split(|word| *word == "per").next().unwrap_or_default();
-    let is_ratio_to_raw = counted.windows(3).any(|three| three == ["ratio", "to", "raw"]);
+    let is_ratio = counted.windows(3).any(|three| matches!(three, ["ratio", "to", "raw" | "floor"]));
     let is_cost = any_of(counted, &TIME_UNITS) || any_of(counted, &BYTE_UNITS) || any_of(counted, &COSTS);
-    (is_cost || is_ratio_to_raw).then_some(Direction::Lower)
+    (is_cost || is_ratio).then_some(Direction::Lower)
 }
 
 #[cfg(test)]
@@ -90,6 +90,7 @@ mod tests {
         for (path, expected) in [
             ("alloc_free_ns.k16.p50", Direction::Lower),
             ("map_ratio_to_raw", Direction::Lower),
+            ("cadence.ratio_to_floor", Direction::Lower),
             ("layouts.slab.map_page_us_p50", Direction::Lower),
             ("layouts.slab.map_us_per_gib", Direction::Lower),
             ("layouts.slab.driver_calls_per_page", Direction::Lower),

@@ -96,7 +96,7 @@ impl Scene {
     fn waste(&self, live: usize) -> anyhow::Result<f64> {
         self.pool.trim()?;
         let geometry = self.geometry();
-        let pinned = self.pool.reservation().mapped_bytes();
+        let pinned = self.pool.reservation().expect("memory of its own").mapped_bytes();
         let mut row_bytes = 0;
         for &buffer in geometry.shape().buffers() {
             row_bytes += geometry.shape().block_bytes(buffer)?.0 * u64::from(geometry.shape().layers);

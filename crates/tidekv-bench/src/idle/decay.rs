@@ -30,7 +30,7 @@ pub(super) struct Settled {
 /// Waits until no page is idle but for the reserve. Every page that a pool gives back changes its ledger entry, so the
 /// ledger tells when to look.
 pub(super) fn wait(pool: &KvPool, lab: &Lab, decay: Duration) -> anyhow::Result<Settled> {
-    let device = DeviceName::new(&pool.reservation().backend().capabilities().id)?;
+    let device = DeviceName::new(&pool.reservation().expect("memory of its own").backend().capabilities().id)?;
     let ledger = Ledger::open(&lab.runtime_dir(), &device)?;
     let watch = ledger.watch()?;
     let started = Instant::now();
@@ -39,7 +39,7 @@ pub(super) fn wait(pool: &KvPool, lab: &Lab, decay: Duration) -> anyhow::Result<
         let pages = pool.snapshot();
         let idle = pages.reserved_pages + pages.leaving_pages;
         if idle <= RESERVE_PAGES {
-            let held = pool.reservation().mapped_bytes();
+            let held = pool.reservation().expect("memory of its own").mapped_bytes();
             return Ok(Settled { held, after: started.elapsed() });
         }
         let left = deadline.saturating_duration_since(Instant::now());

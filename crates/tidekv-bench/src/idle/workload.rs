@@ -88,7 +88,7 @@ impl<'a> Engine<'a> {
                 self.admit()?;
             }
             self.step()?;
-            let held = self.pool.reservation().mapped_bytes();
+            let held = self.pool.reservation().expect("memory of its own").mapped_bytes();
             self.peak = self.peak.max(held);
             self.finish_ended(progress)?;
         }

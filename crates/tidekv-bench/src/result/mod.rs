@@ -93,13 +93,26 @@ impl BenchResult {
     ///
     /// If a part of `path` is already a figure, which is a mistake in the benchmark.
     pub fn set_figure(&mut self, path: &str, value: f64) {
+        self.set(path, Value::from(value));
+    }
+
+    /// Sets a word of the summary, such as what was chosen. Nobody compares it.
+    ///
+    /// # Panics
+    ///
+    /// As [`set_figure`](Self::set_figure).
+    pub fn set_text(&mut self, path: &str, text: &str) {
+        self.set(path, Value::from(text));
+    }
+
+    fn set(&mut self, path: &str, value: Value) {
         let (parents, leaf) = path.rsplit_once('.').map_or((None, path), |(parents, leaf)| (Some(parents), leaf));
         let mut object = &mut self.summary;
         for key in parents.into_iter().flat_map(|parents| parents.split('.')) {
             let child = object.entry(key).or_insert_with(|| Value::Object(Map::new()));
             object = child.as_object_mut().unwrap_or_else(|| panic!("{key} of summary.{path} is a figure already"));
         }
-        object.insert(leaf.to_owned(), Value::from(value));
+        object.insert(leaf.to_owned(), value);
     }
 
     /// The JSON text, ended by a newline and within [`MAX_KEPT_BYTES`].

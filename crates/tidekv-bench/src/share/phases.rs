@@ -8,8 +8,8 @@ use tidekv_core::units::Bytes;
 
 use super::Plan;
 use super::fair::{self, Claim};
-use crate::fleet::memory_files::MemoryFiles;
-use crate::fleet::{Fleet, MemberId, Order, Word};
+use crate::crew::memory_files::MemoryFiles;
+use crate::crew::{Crew, MemberId, Order, Word};
 use crate::lab::{Lab, PoolSpec};
 use crate::progress::Progress;
 use crate::stats::{Samples, to_f64};
@@ -48,19 +48,19 @@ pub(super) struct Measured {
 }
 
 pub(super) fn measure(plan: &Plan, lab: &Lab, program: &Path, progress: &Progress) -> anyhow::Result<Measured> {
-    let mut crew = Crew::start(plan, lab, program)?;
+    let mut contest = Contest::start(plan, lab, program)?;
     for targets in plan.phases() {
         progress.now(format!("wanted pages: {targets:?}"));
-        crew.phase(&targets).with_context(|| format!("while the workers want {targets:?} pages"))?;
+        contest.phase(&targets).with_context(|| format!("while the workers want {targets:?} pages"))?;
         progress.step();
     }
-    crew.finish()
+    contest.finish()
 }
 
 /// The workers, and what was seen of them so far.
-struct Crew<'a> {
+struct Contest<'a> {
     plan: &'a Plan,
-    fleet: Fleet,
+    crew: Crew,
     workers: Vec<MemberId>,
     files: MemoryFiles,
     targets: Vec<u32>,
@@ -68,9 +68,9 @@ struct Crew<'a> {
     outcome: Measured,
 }
 
-impl<'a> Crew<'a> {
+impl<'a> Contest<'a> {
     fn start(plan: &'a Plan, lab: &Lab, program: &Path) -> anyhow::Result<Self> {
-        let mut fleet = Fleet::new(program);
+        let mut crew = Crew::new(program);
         let mut workers = Vec::new();
         for (worker, &weight) in plan.weights.iter().enumerate() {
             let name = format!("kvcached_share_{worker}");
@@ -78,13 +78,13 @@ impl<'a> Crew<'a> {
             plan.backend.clone_into(&mut spec.backend);
             spec.weight = weight;
             spec.floor_bytes = u64::from(plan.floor(worker)) * plan.page_bytes;
-            workers.push(fleet.launch(spec)?);
+            workers.push(crew.launch(spec)?);
         }
-        fleet.wait_open(&workers, OPEN_TIMEOUT)?;
-        let files = MemoryFiles::of(workers.iter().filter_map(|&worker| fleet.pid(worker)))?;
+        crew.wait_open(&workers, OPEN_TIMEOUT)?;
+        let files = MemoryFiles::of(workers.iter().filter_map(|&worker| crew.pid(worker)))?;
         let over_budget = (!files.is_empty()).then_some(Bytes::ZERO);
         let (targets, outcome) = (vec![0; workers.len()], Measured { over_budget, ..Measured::default() });
-        Ok(Self { plan, fleet, workers, files, targets, next_witness: Instant::now(), outcome })
+        Ok(Self { plan, crew, workers, files, targets, next_witness: Instant::now(), outcome })
     }
 
     fn phase(&mut self, targets: &[u32]) -> anyhow::Result<()> {
@@ -102,7 +102,7 @@ impl<'a> Crew<'a> {
             let mut marks = vec![floors[worker].min(target), almost];
             marks.retain(|&mark| !starting && target > self.targets[worker] && f64::from(mark) > before);
             marks.sort_unstable();
-            self.fleet.send(self.workers[worker], &Order::Want { blocks: target, marks })?;
+            self.crew.send(self.workers[worker], &Order::Want { blocks: target, marks })?;
         }
         self.targets = targets.to_vec();
         self.watch(end.checked_sub(JUDGED).unwrap_or(end), &floors)?;
@@ -127,7 +127,7 @@ impl<'a> Crew<'a> {
                 self.witness();
                 self.next_witness = Instant::now() + WITNESS_PERIOD;
             }
-            if let Some((from, Word::Reached { mark, us })) = self.fleet.hear(end.min(self.next_witness))? {
+            if let Some((from, Word::Reached { mark, us })) = self.crew.hear(end.min(self.next_witness))? {
                 let is_floor = self.workers.iter().position(|&id| id == from).is_some_and(|w| floors[w] == mark);
                 let times = if is_floor { &mut self.outcome.grants } else { &mut self.outcome.shares };
                 times.push_duration(Duration::from_micros(us));
@@ -155,16 +155,16 @@ impl<'a> Crew<'a> {
 
     /// What a worker reported last.
     fn held_pages(&self, worker: usize) -> f64 {
-        let report = self.fleet.latest(self.workers[worker]);
+        let report = self.crew.latest(self.workers[worker]);
         report.map_or(0.0, |report| to_f64(report.held_bytes) / to_f64(self.plan.page_bytes))
     }
 
     fn finish(mut self) -> anyhow::Result<Measured> {
-        for report in self.workers.iter().filter_map(|&worker| self.fleet.latest(worker)) {
+        for report in self.workers.iter().filter_map(|&worker| self.crew.latest(worker)) {
             self.outcome.exhausted += report.exhausted;
             self.outcome.reclaims += report.reclaims;
         }
-        self.fleet.dismiss_all()?;
+        self.crew.dismiss_all()?;
         Ok(self.outcome)
     }
 }

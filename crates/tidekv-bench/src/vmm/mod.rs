@@ -35,9 +35,10 @@ use clap::Args;
 use serde::Serialize;
 use tidekv_core::geometry::{ChunkChoice, Layout};
 use tidekv_core::units::Bytes;
-use tidekv_mem::{Backend, BackendName, Capabilities};
+use tidekv_mem::{Backend, BackendName};
 
 use crate::host::HostInfo;
+use crate::lab::LayoutName;
 use crate::list::List;
 use crate::output::OutputArgs;
 use crate::result::BenchResult;
@@ -113,25 +114,12 @@ One page id holds a chunk of every layer's K and V. KVCACHED_PAGE_SIZE_MB sets t
 it so that a page id is 16 to 32 MiB, and the other layouts take 2 MiB as kvcached does. The table shows what a page
 id costs in memory.";
 
-/// A [`Layout`] as an argument.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LayoutName(Layout);
-
-impl std::str::FromStr for LayoutName {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let known = Layout::ALL.into_iter().find(|layout| layout.name() == text);
-        known.map(Self).ok_or_else(|| "not a layout: use slab, per-layer or interleaved".to_owned())
-    }
-}
-
 /// Measures, prints and keeps the result.
 pub fn run(args: &VmmArgs) -> anyhow::Result<Outcome> {
     let backend = tidekv_mem::open(args.backend, args.device)?;
     let plan = Plan::of(args, &*backend)?;
     let output = args.output.open()?;
-    let mut result = BenchResult::new("vmm", &plan, host_info(backend.capabilities()))?;
+    let mut result = BenchResult::new("vmm", &plan, HostInfo::with_backend(backend.capabilities()))?;
 
     let progress = output.progress(plan.steps());
     let mut sizes = Vec::new();
@@ -248,13 +236,6 @@ impl Plan {
 
 fn as_numbers<S: serde::Serializer>(sizes: &[Bytes], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(sizes.iter().map(|bytes| bytes.0))
-}
-
-fn host_info(capabilities: &Capabilities) -> HostInfo {
-    match &capabilities.driver {
-        Some(driver) => HostInfo::current().with_gpu(&capabilities.device, driver),
-        None => HostInfo::current(),
-    }
 }
 
 /// Shared by the measurements: the back-end behind an `Arc`, as reservations keep it.

@@ -4,8 +4,8 @@ use std::fs;
 use std::io;
 use std::time::{Duration, Instant};
 
-use tidekv_bench::fleet::memory_files::MemoryFiles;
-use tidekv_bench::fleet::{MemberId, Order};
+use tidekv_bench::crew::memory_files::MemoryFiles;
+use tidekv_bench::crew::{MemberId, Order};
 use tidekv_bench::lab::Lab;
 use tidekv_bench::random::Random;
 use tidekv_cli::cli::Cli;
@@ -40,24 +40,24 @@ fn what_killed_processes_held_comes_back_and_nobody_waits_for_them() {
         stage.start(spec)
     });
     for (seed, &survivor) in (1..).zip(&survivors) {
-        stage.fleet.send(survivor, &Order::Churn { seed, wait_ms: WAIT_MS }).unwrap();
+        stage.crew.send(survivor, &Order::Churn { seed, wait_ms: WAIT_MS }).unwrap();
     }
     let ledger = Ledger::open_existing(&stage.lab.runtime_dir(), &DeviceName::host()).unwrap().unwrap();
     let mut slowest = Duration::ZERO;
     for kill in 0..kills {
         let victim = start_victim(&mut stage, kill, &mut random);
-        let pid = stage.fleet.pid(victim).unwrap();
-        stage.fleet.kill(victim).unwrap();
+        let pid = stage.crew.pid(victim).unwrap();
+        stage.crew.kill(victim).unwrap();
         slowest = slowest.max(wait_until_forgotten(&ledger, pid));
     }
 
     // Survivors never met an error (hearing one fails the test) and never waited past their deadline.
-    stage.fleet.listen_until(Instant::now() + Duration::from_millis(200)).unwrap();
-    let overruns = survivors.map(|id| stage.fleet.latest(id).map_or(0, |report| report.worst_overrun_us));
+    stage.crew.listen_until(Instant::now() + Duration::from_millis(200)).unwrap();
+    let overruns = survivors.map(|id| stage.crew.latest(id).map_or(0, |report| report.worst_overrun_us));
     let overrun = Duration::from_micros(overruns.into_iter().max().unwrap());
     println!("{kills} kills: entries gone within {slowest:?}, survivors late by at most {overrun:?}");
     assert!(overrun < OVERRUN_MAX, "{overrun:?}");
-    let files = MemoryFiles::of(survivors.map(|id| stage.fleet.pid(id).unwrap())).unwrap();
+    let files = MemoryFiles::of(survivors.map(|id| stage.crew.pid(id).unwrap())).unwrap();
     let budget = Bytes(PAGE.0 * u64::from(BUDGET_PAGES));
     assert!(files.total().is_none_or(|total| total <= budget));
 
@@ -67,10 +67,10 @@ fn what_killed_processes_held_comes_back_and_nobody_waits_for_them() {
     let deadline = Instant::now() + PATIENCE;
     while stage.held_pages(survivors[0]) < f64::from(BUDGET_PAGES) {
         assert!(Instant::now() < deadline, "{} of {BUDGET_PAGES} pages came back", stage.held_pages(survivors[0]));
-        stage.fleet.listen_until(Instant::now() + Duration::from_millis(20)).unwrap();
+        stage.crew.listen_until(Instant::now() + Duration::from_millis(20)).unwrap();
     }
 
-    stage.fleet.dismiss_all().unwrap();
+    stage.crew.dismiss_all().unwrap();
     drop(ledger);
     collect_garbage(&stage.lab);
     let left: Vec<_> = fs::read_dir(stage.lab.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -84,13 +84,13 @@ fn start_victim(stage: &mut Stage, kill: u32, random: &mut Random) -> MemberId {
     let mut spec = stage.spec(&format!("victim_{}", kill % 5));
     spec.weight = random.between(1, 4);
     if kill.is_multiple_of(4) {
-        let victim = stage.fleet.launch(spec).unwrap();
-        stage.fleet.listen_until(Instant::now() + life).unwrap();
+        let victim = stage.crew.launch(spec).unwrap();
+        stage.crew.listen_until(Instant::now() + life).unwrap();
         return victim;
     }
     let victim = stage.start(spec);
-    stage.fleet.send(victim, &Order::Churn { seed: random.next_word(), wait_ms: WAIT_MS }).unwrap();
-    stage.fleet.listen_until(Instant::now() + life).unwrap();
+    stage.crew.send(victim, &Order::Churn { seed: random.next_word(), wait_ms: WAIT_MS }).unwrap();
+    stage.crew.listen_until(Instant::now() + life).unwrap();
     victim
 }
 

@@ -20,7 +20,7 @@ use std::env;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tidekv_bench::fleet::{Fleet, MemberId, Order, Refusal, Word};
+use tidekv_bench::crew::{Crew, MemberId, Order, Refusal, Word};
 use tidekv_bench::lab::{Lab, PoolSpec};
 use tidekv_core::units::Bytes;
 
@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Workers, their directory, and the right to be the only test that runs.
 struct Stage {
-    fleet: Fleet,
+    crew: Crew,
     lab: Lab,
     budget_pages: u32,
     _alone: MutexGuard<'static, ()>,
@@ -42,8 +42,8 @@ impl Stage {
     fn new(budget_pages: u32) -> Self {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let fleet = Fleet::new(env!("CARGO_BIN_EXE_kvbench"));
-        Self { fleet, lab: Lab::new().unwrap(), budget_pages, _alone: alone }
+        let crew = Crew::new(env!("CARGO_BIN_EXE_kvbench"));
+        Self { crew, lab: Lab::new().unwrap(), budget_pages, _alone: alone }
     }
 
     /// A pool of this stage.
@@ -52,16 +52,16 @@ impl Stage {
     }
 
     fn start(&mut self, spec: PoolSpec) -> MemberId {
-        self.fleet.start(spec, PATIENCE).unwrap()
+        self.crew.start(spec, PATIENCE).unwrap()
     }
 
     fn want(&mut self, id: MemberId, blocks: u32) {
-        self.fleet.send(id, &Order::Want { blocks, marks: Vec::new() }).unwrap();
+        self.crew.send(id, &Order::Want { blocks, marks: Vec::new() }).unwrap();
     }
 
     /// Pages that a worker said it holds.
     fn held_pages(&self, id: MemberId) -> f64 {
-        let bytes = self.fleet.latest(id).map_or(0, |report| report.held_bytes);
+        let bytes = self.crew.latest(id).map_or(0, |report| report.held_bytes);
         f64::from(u32::try_from(bytes / PAGE.0).unwrap())
     }
 }

@@ -2,8 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use tidekv_bench::fleet::memory_files::MemoryFiles;
-use tidekv_bench::fleet::{Order, Word};
+use tidekv_bench::crew::memory_files::MemoryFiles;
+use tidekv_bench::crew::{Order, Word};
 
 use super::{PAGE, PATIENCE, Stage, grabbed, number_of};
 
@@ -18,7 +18,7 @@ fn exactly_one_of_two_processes_gets_the_last_page() {
         let spec = stage.spec(name);
         stage.start(spec)
     });
-    let files = MemoryFiles::of(racers.map(|id| stage.fleet.pid(id).unwrap())).unwrap();
+    let files = MemoryFiles::of(racers.map(|id| stage.crew.pid(id).unwrap())).unwrap();
     assert_eq!(files.len(), 2);
 
     let mut wins = [0u32; 2];
@@ -27,9 +27,9 @@ fn exactly_one_of_two_processes_gets_the_last_page() {
         // Who hears of it first takes turns.
         let first = usize::try_from(round % 2).unwrap();
         for racer in [racers[first], racers[1 - first]] {
-            stage.fleet.send(racer, &order).unwrap();
+            stage.crew.send(racer, &order).unwrap();
         }
-        let outcomes = stage.fleet.wait_for_each(&racers, PATIENCE, "to the race", grabbed).unwrap();
+        let outcomes = stage.crew.wait_for_each(&racers, PATIENCE, "to the race", grabbed).unwrap();
         let winners: Vec<usize> = (0..2).filter(|&racer| outcomes[racer].0.is_none()).collect();
         assert_eq!(winners.len(), 1, "round {round}: {outcomes:?}");
         let refusal = outcomes[1 - winners[0]].0.as_ref().unwrap();
@@ -38,12 +38,12 @@ fn exactly_one_of_two_processes_gets_the_last_page() {
         assert_eq!(files.total(), Some(PAGE), "round {round}");
 
         wins[winners[0]] += 1;
-        stage.fleet.send(racers[winners[0]], &Order::GiveBack).unwrap();
+        stage.crew.send(racers[winners[0]], &Order::GiveBack).unwrap();
         let gave_back = |word: &Word| matches!(word, Word::GaveBack).then_some(());
-        stage.fleet.wait_for(racers[winners[0]], PATIENCE, "to give back", gave_back).unwrap();
+        stage.crew.wait_for(racers[winners[0]], PATIENCE, "to give back", gave_back).unwrap();
     }
     println!("{rounds} races: {} : {}", wins[0], wins[1]);
-    stage.fleet.dismiss_all().unwrap();
+    stage.crew.dismiss_all().unwrap();
 }
 
 fn unix_us() -> u64 {

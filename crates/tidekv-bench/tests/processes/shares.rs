@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use tidekv_bench::fleet::memory_files::MemoryFiles;
-use tidekv_bench::fleet::{MemberId, Order, Word};
+use tidekv_bench::crew::memory_files::MemoryFiles;
+use tidekv_bench::crew::{MemberId, Order, Word};
 use tidekv_core::units::Bytes;
 
 use super::{PAGE, PATIENCE, Stage};
@@ -36,7 +36,7 @@ fn four_processes_come_to_hold_their_weighted_shares_after_every_change() {
             stage.start(spec)
         })
         .collect();
-    let files = MemoryFiles::of(workers.iter().map(|&id| stage.fleet.pid(id).unwrap())).unwrap();
+    let files = MemoryFiles::of(workers.iter().map(|&id| stage.crew.pid(id).unwrap())).unwrap();
     let mut watcher = Watcher { files, most: Bytes::ZERO, moments: 0 };
 
     // The first of them may take everything before the others ask.
@@ -52,7 +52,7 @@ fn four_processes_come_to_hold_their_weighted_shares_after_every_change() {
     let budget = Bytes(PAGE.0 * u64::from(BUDGET_PAGES));
     assert!(watcher.moments > 0 && watcher.most <= budget, "{} of {budget} were held at once", watcher.most);
     println!("most held at once: {} of {budget}, looked at {} times", watcher.most, watcher.moments);
-    stage.fleet.dismiss_all().unwrap();
+    stage.crew.dismiss_all().unwrap();
 }
 
 /// Looks at what workers say and at what their memory files say.
@@ -70,7 +70,7 @@ impl Watcher {
         let mut error = f64::INFINITY;
         while fair_since.is_none_or(|since: Instant| since.elapsed() < STEADY) {
             assert!(started.elapsed() < SETTLE_MAX + STEADY, "{what}: the error is still {:.1} %", error * 100.0);
-            stage.fleet.listen_until(Instant::now() + LOOK).unwrap();
+            stage.crew.listen_until(Instant::now() + LOOK).unwrap();
             if let Some(total) = self.files.total() {
                 self.most = self.most.max(total);
                 self.moments += 1;
@@ -105,19 +105,19 @@ fn a_process_back_from_idle_has_its_floor_while_the_others_are_saturated() {
     let deadline = Instant::now() + PATIENCE;
     while hungry.iter().map(|&worker| stage.held_pages(worker)).sum::<f64>() < saturated {
         assert!(Instant::now() < deadline, "the others never held all but the floor");
-        stage.fleet.listen_until(Instant::now() + LOOK).unwrap();
+        stage.crew.listen_until(Instant::now() + LOOK).unwrap();
     }
     let mut slowest = Duration::ZERO;
     for _ in 0..20 {
-        stage.fleet.send(idle, &Order::Want { blocks: FLOOR_PAGES, marks: vec![FLOOR_PAGES] }).unwrap();
+        stage.crew.send(idle, &Order::Want { blocks: FLOOR_PAGES, marks: vec![FLOOR_PAGES] }).unwrap();
         let reached = |word: &Word| match word {
             Word::Reached { us, .. } => Some(Duration::from_micros(*us)),
             _ => None,
         };
-        slowest = slowest.max(stage.fleet.wait_for(idle, PATIENCE, "to its floor", reached).unwrap());
+        slowest = slowest.max(stage.crew.wait_for(idle, PATIENCE, "to its floor", reached).unwrap());
         stage.want(idle, 0);
     }
     println!("the floor within {slowest:?}, the slowest of 20 times");
     assert!(slowest < FLOOR_MAX, "{slowest:?}");
-    stage.fleet.dismiss_all().unwrap();
+    stage.crew.dismiss_all().unwrap();
 }

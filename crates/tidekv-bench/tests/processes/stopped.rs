@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidekv_bench::fleet::{Order, Word};
+use tidekv_bench::crew::{Order, Word};
 
 use super::{PATIENCE, Stage, grabbed};
 
@@ -17,24 +17,24 @@ fn a_stopped_lock_holder_costs_its_neighbours_a_typed_timeout_and_no_more() {
         let spec = stage.spec(name);
         stage.start(spec)
     });
-    stage.fleet.send(holder, &Order::HoldLedgerLock).unwrap();
-    stage.fleet.wait_for(holder, PATIENCE, "to its lock", |word| matches!(word, Word::Locked).then_some(())).unwrap();
-    stage.fleet.stop(holder).unwrap();
+    stage.crew.send(holder, &Order::HoldLedgerLock).unwrap();
+    stage.crew.wait_for(holder, PATIENCE, "to its lock", |word| matches!(word, Word::Locked).then_some(())).unwrap();
+    stage.crew.stop(holder).unwrap();
 
     let grab = Order::Grab { blocks: 1, at_us: 0, wait_ms: WAIT_MS };
-    stage.fleet.send(neighbour, &grab).unwrap();
-    let (refusal, took) = stage.fleet.wait_for(neighbour, PATIENCE, "to an answer", grabbed).unwrap();
+    stage.crew.send(neighbour, &grab).unwrap();
+    let (refusal, took) = stage.crew.wait_for(neighbour, PATIENCE, "to an answer", grabbed).unwrap();
     let refusal = refusal.expect("nobody can reserve while the lock is held");
     println!("refused after {took:?}: {}", refusal.text);
     assert!(refusal.transient, "{refusal:?}");
     assert!(took < ANSWER_MAX, "{took:?}");
 
-    stage.fleet.resume(holder).unwrap();
+    stage.crew.resume(holder).unwrap();
     stage.want(holder, 0);
     let unlocked = |word: &Word| matches!(word, Word::Unlocked).then_some(());
-    stage.fleet.wait_for(holder, PATIENCE, "to its end", unlocked).unwrap();
-    stage.fleet.send(neighbour, &grab).unwrap();
-    let (refusal, _) = stage.fleet.wait_for(neighbour, PATIENCE, "to an answer", grabbed).unwrap();
+    stage.crew.wait_for(holder, PATIENCE, "to its end", unlocked).unwrap();
+    stage.crew.send(neighbour, &grab).unwrap();
+    let (refusal, _) = stage.crew.wait_for(neighbour, PATIENCE, "to an answer", grabbed).unwrap();
     assert_eq!(refusal, None);
-    stage.fleet.dismiss_all().unwrap();
+    stage.crew.dismiss_all().unwrap();
 }

@@ -46,7 +46,7 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Workers of one parent. Dropping it ends all of them.
 #[derive(Debug)]
-pub struct Fleet {
+pub struct Crew {
     program: PathBuf,
     members: BTreeMap<MemberId, Member>,
     next_id: u32,
@@ -54,7 +54,7 @@ pub struct Fleet {
     ears: Sender<Heard>,
 }
 
-impl Fleet {
+impl Crew {
     /// No workers yet; `program` is the kvbench binary.
     pub fn new(program: impl Into<PathBuf>) -> Self {
         let (ears, heard) = mpsc::channel();

@@ -132,7 +132,7 @@ impl Holding {
 
     pub(crate) fn report(&self) -> Report {
         Report {
-            held_bytes: self.pool.reservation().backend().held().0,
+            held_bytes: self.pool.reservation().expect("memory of its own").backend().held().0,
             leased_blocks: u32::try_from(self.state().leases.len()).unwrap_or(u32::MAX),
             exhausted: self.exhausted.load(Ordering::Relaxed),
             reclaims: self.reclaims.load(Ordering::Relaxed),

@@ -1,6 +1,5 @@
 //! The worker's side: its orders, one after the other, and a report every 50 ms.
 
-use std::io::{self, BufRead, Write};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::thread;
@@ -16,6 +15,7 @@ use super::holding::{Grower, Holding, micros, refusal};
 use super::message::{Order, Word};
 use crate::lab::PoolSpec;
 use crate::random::Random;
+use crate::subprocess::{orders, say};
 use tidekv_cli::exit::Outcome;
 
 /// How often a worker says what it holds.
@@ -192,7 +192,8 @@ impl Worker {
 
     fn hold_ledger_lock(&self, events: &Receiver<Event>) -> anyhow::Result<Event> {
         let dir = RuntimeDir::at(&self.spec.runtime_dir);
-        let device = DeviceName::new(&self.holding.pool.reservation().backend().capabilities().id)?;
+        let device =
+            DeviceName::new(&self.holding.pool.reservation().expect("memory of its own").backend().capabilities().id)?;
         let ledger = Ledger::open(&dir, &device)?;
         let event = ledger.update(Instant::now() + LOCK_TIMEOUT, |_| {
             say(&Word::Locked)?;
@@ -209,21 +210,12 @@ impl Worker {
 }
 
 fn read_orders(events: &Sender<Event>) {
-    for line in io::stdin().lock().lines().map_while(Result::ok) {
-        // An order that cannot be read ends the conversation, as the end of the input does.
-        let Ok(order) = serde_json::from_str(&line) else { break };
+    for order in orders() {
         if events.send(Event::Order(order)).is_err() {
-            break;
+            return;
         }
     }
     let _ = events.send(Event::Closed);
-}
-
-fn say(word: &Word) -> anyhow::Result<()> {
-    let mut line = serde_json::to_string(word)?;
-    line.push('\n');
-    let mut stdout = io::stdout().lock();
-    Ok(stdout.write_all(line.as_bytes()).and_then(|()| stdout.flush())?)
 }
 
 fn unix_us() -> u64 {
