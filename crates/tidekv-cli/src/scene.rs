@@ -116,14 +116,17 @@ impl Scene {
         self.dir.path().join(name)
     }
 
+    /// ` Did you mean 'x'?`, where a pool has a name like this one; else nothing.
+    pub fn suggestion(&self, name: &str) -> String {
+        let nearest = nearest(name, self.pools.iter().map(|pool| pool.name.as_str()));
+        nearest.map(|nearest| format!(" Did you mean '{nearest}'?")).unwrap_or_default()
+    }
+
     /// Says on stderr that there is no such pool, and which there are.
     pub fn say_unknown(&self, name: &str, console: &mut Console) -> Outcome {
-        let mut names: Vec<_> = self.pools.iter().map(|pool| printable(&pool.name)).collect();
+        let mut names: Vec<&str> = self.pools.iter().map(|pool| pool.name.as_str()).collect();
         names.dedup();
-        let mut line = format!("Error: IPC '{}' not found.", printable(name));
-        if let Some(nearest) = nearest(name, names.iter().map(AsRef::as_ref)) {
-            line += &format!(" Did you mean '{nearest}'?");
-        }
+        let line = format!("Error: IPC '{name}' not found.{}", self.suggestion(name));
         console.note(line);
         if !names.is_empty() {
             console.note(format_args!("Active IPC names: {}", names.join(", ")));

@@ -5,6 +5,7 @@
 //! | entry whose owner is gone                     | the owner's lock is free                   | removed          |
 //! | ledger without entries                        | looked at under its lock                   | removed          |
 //! | events without a ledger                       | its name                                   | removed          |
+//! | folder of sockets whose workers are gone      | nobody listens at any of them              | removed          |
 //! | ledger that its maker did not finish          | its name                                   | removed          |
 //! | segment of ours without owner                 | mode 0600, its owner's lock is free        | removed          |
 //! | the same, but our umask makes all files 0600  | only by an entry of that name, now removed | else left, named |
@@ -23,6 +24,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, bail};
 use rustix::process::geteuid;
 use tidekv_core::units::Bytes;
+use tidekv_ipc::address::{self, StaleDir};
 use tidekv_shm::segment::{self, SEGMENT_BYTES};
 use tidekv_shm::{DeviceName, EntryState, Ledger, LedgerError, LedgerView, RuntimeDir, events, now_ms};
 
@@ -96,6 +98,7 @@ fn sweep(dir: &RuntimeDir, dry_run: bool, tell: &mut Tell<'_>) -> anyhow::Result
     }
     sweep.leftovers()?;
     sweep.events()?;
+    sweep.sockets()?;
     sweep.segments()
 }
 
@@ -179,6 +182,26 @@ impl Sweep<'_> {
                 // A pool came meanwhile, or it is no file of ours.
                 Ok(_) => {}
                 Err(error) => self.failed(format!("events of {device}"), &error.into())?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Folders of sockets whose workers are gone. They lie where workers put them for this folder.
+    fn sockets(&mut self) -> anyhow::Result<()> {
+        let root = address::socket_root(self.dir);
+        let stale = match address::stale_dirs(&root) {
+            Ok(stale) => stale,
+            Err(error) => return self.failed(format!("sockets in {}", root.display()), &error.into()),
+        };
+        for StaleDir { path, pool, sockets } in stale {
+            match if self.dry_run { Ok(true) } else { address::remove_stale_dir(&path) } {
+                Ok(true) => {
+                    self.stale(format!("{}: {sockets} sockets of workers of {pool} that are gone", path.display()))?;
+                }
+                // A worker came meanwhile.
+                Ok(false) => {}
+                Err(error) => self.failed(format!("sockets {}", path.display()), &error.into())?,
             }
         }
         Ok(())

@@ -86,7 +86,8 @@ impl Look {
             lines.extend(table.lines().map(|(line, colour)| (line, Some(colour))));
         }
         for name in watched.names.iter().filter(|name| scene.named(name).is_empty()) {
-            lines.push((format!("Waiting for {}: not there yet.", printable(name)), None));
+            let line = format!("Waiting for {name}: not there yet.{}", scene.suggestion(name));
+            lines.push((printable(&line).into_owned(), None));
         }
         for (device, error) in &scene.unreadable {
             let trouble = format!("warning: pools on {device} are not shown in full: {error}");

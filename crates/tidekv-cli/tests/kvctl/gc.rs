@@ -2,10 +2,12 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant, SystemTime};
 
 use tidekv_core::units::{Bytes, GroupId};
-use tidekv_shm::{DeviceName, EntryState, Ledger};
+use tidekv_ipc::address::SocketDir;
+use tidekv_shm::{DeviceName, EntryState, Ledger, PoolName};
 
 use crate::common::{Victim, World};
 
@@ -182,4 +184,25 @@ fn a_ledger_that_cannot_be_looked_at_is_an_error_and_the_rest_is_done() {
     assert_eq!(ran.code, 2);
     assert!(ran.stderr.starts_with("error: ledger of GPU-1: "), "{ran:?}");
     assert!(ran.stdout.contains("Removed segment victim"), "{ran:?}");
+}
+
+/// A killed worker leaves its socket; a living one keeps its folder.
+#[test]
+fn sockets_of_workers_that_are_gone_are_removed() {
+    let world = World::new();
+    let listen = |pool: &str| {
+        let dir = SocketDir::new(world.path(""), &PoolName::new(pool).unwrap());
+        fs::create_dir(dir.path()).unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        (dir.path().to_owned(), UnixListener::bind(dir.socket_path(0, 0).unwrap()).unwrap())
+    };
+    let (dead_folder, dead) = listen("dead");
+    let (living_folder, _living) = listen("living");
+    drop(dead);
+    let line = format!("Would remove {}: 1 sockets of workers of dead that are gone\n", dead_folder.display());
+    assert_eq!(world.kvctl(&["gc", "--dry-run"]).quiet(), (0, line.as_str()));
+    assert!(dead_folder.exists());
+    assert_eq!(world.kvctl(&["gc"]).quiet(), (0, line.replace("Would remove", "Removed").as_str()));
+    assert!(!dead_folder.exists() && living_folder.join("w0.sock").exists());
+    assert_eq!(world.kvctl(&["gc"]).quiet(), (0, "Nothing to remove.\n"));
 }
