@@ -64,6 +64,7 @@ impl Birth {
     }
 
     /// Whether this process is a fork of the one it was made in.
+    #[inline]
     pub fn is_foreign(self) -> bool {
         self.0 != GENERATION.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! Locks that the kernel drops with their holder. The only `unsafe` code of this crate.
+//! Locks that the kernel drops with their holder.
 //!
 //! ```text
 //!   range lock   one byte of a file, held by an open file description (F_OFD_SETLK)

@@ -5,6 +5,7 @@
 //! | pool segment | `<pool>`, and `<pool>_g<id>` for groups above 0; by default `kvcached_<engine>_<process group>` |
 //! | ledger | `kvcached-ledger-<uid>-<device>` |
 //! | events | `kvcached-events-<uid>-<device>` |
+//! | arena | `kvcached-arena-<uid>-<name>`, see `arena::ArenaName` |
 //!
 //! Names come from people and environment variables, so they are cleaned the way kvcached does it before they become
 //! part of a path: nothing but `[A-Za-z0-9_-]` is left, so a name can neither leave the folder nor hide in it.

@@ -26,7 +26,7 @@ mod error;
 mod file;
 mod format;
 mod owned;
-mod turn;
+pub(crate) mod turn;
 mod view;
 mod watch;
 

@@ -9,18 +9,18 @@ use std::time::{Duration, Instant};
 
 /// A value that one thread at a time takes away and puts back.
 #[derive(Debug)]
-pub(super) struct Turn<T> {
+pub(crate) struct Turn<T> {
     place: Mutex<Option<T>>,
     put_back: Condvar,
 }
 
 impl<T> Turn<T> {
-    pub(super) fn new(value: T) -> Self {
+    pub(crate) fn new(value: T) -> Self {
         Self { place: Mutex::new(Some(value)), put_back: Condvar::new() }
     }
 
     /// Takes the value; `Err` says how long it was away.
-    pub(super) fn take(&self, deadline: Instant) -> Result<Taken<'_, T>, Duration> {
+    pub(crate) fn take(&self, deadline: Instant) -> Result<Taken<'_, T>, Duration> {
         let started = Instant::now();
         let mut place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -38,7 +38,7 @@ impl<T> Turn<T> {
 
 /// The value, until it is dropped; also when its holder panics.
 #[derive(Debug)]
-pub(super) struct Taken<'a, T> {
+pub(crate) struct Taken<'a, T> {
     turn: &'a Turn<T>,
     value: Option<T>,
 }
