@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tidekv_core::units::Bytes;
+use tidekv_shm::arena::ArenaName;
 use tidekv_shm::{RuntimeDir, UNLIMITED};
 
-use crate::cli::{Cli, Command, Program, ShareArgs, Shell, TopArgs, WaitArgs};
+use crate::cli::{ArenaCommand, Cli, Command, Program, ShareArgs, Shell, TopArgs, WaitArgs};
 use crate::text::{Percent, nearest, parse_duration};
 
 /// What to do, and in which folder.
@@ -112,6 +113,32 @@ pub enum Action {
     Names {
         /// That the last of these words may become; none for all.
         words: Vec<String>,
+    },
+    /// Something about arenas.
+    Arena(ArenaAction),
+}
+
+/// What to do with arenas.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ArenaAction {
+    /// Show them.
+    List {
+        /// As JSON.
+        json: bool,
+    },
+    /// Look for what is wrong.
+    Check {
+        /// In this one.
+        name: ArenaName,
+        /// And say it as JSON.
+        json: bool,
+    },
+    /// Remove it.
+    Delete {
+        /// This one.
+        name: ArenaName,
+        /// Also if it is in use.
+        force: bool,
     },
 }
 
@@ -250,6 +277,7 @@ impl Request {
             Command::Share(args) => Action::Share { name: pool_name(&args.name)?, change: share_change(args)? },
             Command::Delete(args) => Action::Delete { name: pool_name(&args.name)?, force: args.force },
             Command::Gc(args) => Action::Gc { dry_run: args.dry_run },
+            Command::Arena(args) => Action::Arena(arena(&args.command)?),
             Command::Trim(args) => Action::Trim { name: pool_name(&args.name)?, wait: wait(&args.wait)? },
             Command::Kvtop(args) => Action::Top(TopRequest::new(args)?),
             Command::Watch(args) => {
@@ -271,6 +299,14 @@ impl Request {
 }
 
 /// A pool's name. As with kvcached, a path stands for its last part.
+fn arena(command: &ArenaCommand) -> anyhow::Result<ArenaAction> {
+    Ok(match command {
+        ArenaCommand::List { json } => ArenaAction::List { json: *json },
+        ArenaCommand::Check { name, json } => ArenaAction::Check { name: ArenaName::new(name)?, json: *json },
+        ArenaCommand::Delete { name, force } => ArenaAction::Delete { name: ArenaName::new(name)?, force: *force },
+    })
+}
+
 fn pool_name(text: &str) -> anyhow::Result<String> {
     let name = text.rsplit('/').next().unwrap_or(text);
     if name.is_empty() {

@@ -21,7 +21,7 @@ use tidekv_shm::{
 
 use crate::console::Console;
 use crate::exit::Outcome;
-use crate::text::{nearest, printable};
+use crate::text::nearest;
 
 /// All pools at one moment.
 #[derive(Debug)]

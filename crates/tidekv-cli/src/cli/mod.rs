@@ -5,9 +5,11 @@
 //!   pools      list, limit, limit-percent, share, delete, gc, trim
 //!   screens    kvtop, watch
 //!   explain    doctor, events
+//!   arena      arena list, check, delete
 //!   generate   completions, man, names
 //! ```
 
+mod arena;
 mod explain;
 mod generate;
 mod pools;
@@ -18,6 +20,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, Parser, Subcommand, ValueHint};
 
+pub use arena::{ArenaArgs, ArenaCommand};
 pub use explain::{DoctorArgs, EventsArgs};
 pub use generate::{CompletionsArgs, ManArgs, NamesArgs, Program, Shell};
 pub use pools::{DeleteArgs, GcArgs, LimitArgs, LimitPercentArgs, ListArgs, ShareArgs, TrimArgs, WaitArgs};
@@ -67,6 +70,8 @@ pub enum Command {
     Gc(GcArgs),
     /// Ask a pool to give back its idle memory now
     Trim(TrimArgs),
+    /// Look at, check and delete arenas of shared blocks
+    Arena(ArenaArgs),
     /// Show pools and devices on the whole screen, live
     Kvtop(TopArgs),
     /// List pools again and again, with what changed

@@ -6,7 +6,8 @@
 //! | ledger without entries                        | looked at under its lock                   | removed          |
 //! | events without a ledger                       | its name                                   | removed          |
 //! | folder of sockets whose workers are gone      | nobody listens at any of them              | removed          |
-//! | ledger that its maker did not finish          | its name                                   | removed          |
+//! | ledger or arena that its maker did not finish | its name                                   | removed          |
+//! | arena that nobody uses                        | all its members' locks are free            | removed          |
 //! | segment of ours without owner                 | mode 0600, its owner's lock is free        | removed          |
 //! | the same, but our umask makes all files 0600  | only by an entry of that name, now removed | else left, named |
 //! | segment of ours that its maker did not finish | shorter, `kvcached_*`, unchanged for 1 s   | removed          |
@@ -25,6 +26,7 @@ use anyhow::{Context, bail};
 use rustix::process::geteuid;
 use tidekv_core::units::Bytes;
 use tidekv_ipc::address::{self, StaleDir};
+use tidekv_shm::arena::Arena;
 use tidekv_shm::segment::{self, SEGMENT_BYTES};
 use tidekv_shm::{DeviceName, EntryState, Ledger, LedgerError, LedgerView, RuntimeDir, events, now_ms};
 
@@ -99,6 +101,7 @@ fn sweep(dir: &RuntimeDir, dry_run: bool, tell: &mut Tell<'_>) -> anyhow::Result
     sweep.leftovers()?;
     sweep.events()?;
     sweep.sockets()?;
+    sweep.arenas()?;
     sweep.segments()
 }
 
@@ -202,6 +205,24 @@ impl Sweep<'_> {
                 // A worker came meanwhile.
                 Ok(false) => {}
                 Err(error) => self.failed(format!("sockets {}", path.display()), &error.into())?,
+            }
+        }
+        Ok(())
+    }
+
+    fn arenas(&mut self) -> anyhow::Result<()> {
+        for name in Arena::list(self.dir)? {
+            let unused = match self.dry_run {
+                true => Arena::inspect(self.dir, &name).is_ok_and(|report| !report.members.iter().any(|one| one.alive)),
+                false => Arena::unlink_if_unused(self.dir, &name)?,
+            };
+            if unused {
+                self.stale(format!("arena {name}: nobody uses it"))?;
+            }
+        }
+        if !self.dry_run {
+            for path in Arena::remove_leftovers(self.dir)? {
+                self.stale(format!("{}: an arena that its maker did not finish", path.display()))?;
             }
         }
         Ok(())

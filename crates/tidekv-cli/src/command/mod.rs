@@ -1,5 +1,6 @@
 //! The deeds, one module each. They get a checked [`Request`] and say how it ended; only they change anything.
 
+mod arena;
 mod delete;
 mod doctor;
 mod events;
@@ -31,6 +32,7 @@ pub fn run(request: &Request, console: &mut Console) -> anyhow::Result<Outcome> 
         Action::Share { name, change } => share::run(dir, name, *change, console),
         Action::Delete { name, force } => delete::run(dir, name, *force, console),
         Action::Gc { dry_run } => gc::run(dir, *dry_run, console),
+        Action::Arena(action) => arena::run(dir, action, console),
         Action::Trim { name, wait } => trim::run(dir, name, *wait, console),
         Action::Top(request) => top::run(dir, request, console),
         Action::Watch { names, interval, count } => watch::run(dir, names, *interval, *count, console),

@@ -6,6 +6,7 @@
 mod common;
 mod tmux;
 
+mod arena;
 mod cli;
 mod delete;
 mod doctor;
