@@ -1,4 +1,5 @@
-//! The command line: `kvbench <vmm|alloc|frag|idle|share|map-parallel|tp-ipc|hold|compare|completions|man>`.
+//! The command line: `kvbench <vmm|alloc|frag|idle|share|map-parallel|tp-ipc|shm|shm-alloc|shm-lookup|shm-transfer|hold|compare|
+//! completions|man>`.
 //!
 //! Each subcommand owns its arguments, its examples and its `run`; this module only lists them. What a
 //! subcommand reports is an [`Outcome`] or an error, and [`exit`](tidekv_cli::exit) turns either into a code.
@@ -12,7 +13,8 @@ use clap::{Parser, Subcommand};
 use tidekv_cli::logging;
 
 use crate::output::warn;
-use crate::{alloc, compare, crew, frag, generate, hold, idle, map_parallel, share, tp_ipc, vmm};
+use crate::shm::gflags::with_long_flags;
+use crate::{alloc, compare, crew, frag, generate, hold, idle, map_parallel, share, shm, tp_ipc, vmm};
 use tidekv_cli::exit::Outcome;
 
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("TIDEKV_COMMIT"), ")");
@@ -35,6 +37,7 @@ Examples:
   kvbench vmm                                  # cost of mapping and unmapping pages here
   kvbench alloc --quick                        # cost of leasing and freeing blocks, a first look
   kvbench share                                # processes that share one budget
+  kvbench shm                                  # blocks in shared memory: allocate, look up, copy
   kvbench vmm --output before.json             # keep the result ...
   kvbench compare before.json after.json --fail-above 10%   # ... and hold a later one against it
 
@@ -57,6 +60,17 @@ pub enum Command {
     MapParallel(map_parallel::MapParallelArgs),
     /// Map pages on all workers of a scheduler, and see what the message costs
     TpIpc(tp_ipc::TpIpcArgs),
+    /// Shared memory: the next three, one after the other
+    Shm(shm::suite::ShmArgs),
+    /// Allocate blocks of shared memory, by system calls and from the arena
+    ShmAlloc(shm::alloc::ShmAllocArgs),
+    /// Find blocks of shared memory, by searching and by handle
+    ShmLookup(shm::lookup::ShmLookupArgs),
+    /// Copy blocks of shared memory, by every method
+    ShmTransfer(shm::transfer::ShmTransferArgs),
+    /// Allocate and free beside another process (what `shm-alloc` starts)
+    #[command(hide = true)]
+    ShmPeer(shm::alloc::PeerArgs),
     /// Hold memory under a name, to have something to look at
     Hold(hold::HoldArgs),
     /// Follow orders on standard input (what `share` starts)
@@ -79,7 +93,7 @@ pub enum Command {
 impl Cli {
     /// Parses the arguments of this process, program name first.
     pub fn parse_args(args: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
-        Self::try_parse_from(with_dashes(args))
+        Self::try_parse_from(with_long_flags(with_dashes(args).collect()))
     }
 
     /// Does what was asked.
@@ -93,6 +107,11 @@ impl Cli {
             Command::Share(args) => share::run(args),
             Command::MapParallel(args) => map_parallel::run(args),
             Command::TpIpc(args) => tp_ipc::run(args),
+            Command::Shm(args) => shm::suite::run(args),
+            Command::ShmAlloc(args) => shm::alloc::run(args),
+            Command::ShmLookup(args) => shm::lookup::run(args),
+            Command::ShmTransfer(args) => shm::transfer::run(args),
+            Command::ShmPeer(args) => shm::alloc::run_peer(args),
             Command::Hold(args) => hold::run(args),
             Command::Worker(args) => crew::run(args),
             Command::MapWorker(args) => map_parallel::run_worker(args),

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   cpu, cores, memory_bytes, kernel    read from /proc; empty or 0 where it cannot be read
+//!   governor                            how the kernel sets clock rates; `performance` is the one to measure with
 //!   gpu, driver                         given by a benchmark that opened a device, else absent
 //!   commit                              of the source tree, `-dirty` with uncommitted changes (see build.rs)
 //!   build                               `release` or `debug`: a debug build is no measurement
@@ -12,6 +13,7 @@
 
 use std::fs;
 use std::num::NonZero;
+use std::path::Path;
 use std::thread;
 
 use jiff::Timestamp;
@@ -20,6 +22,9 @@ use tidekv_mem::Capabilities;
 
 /// Commit that this binary was built from, or `unknown`.
 pub const COMMIT: &str = env!("TIDEKV_COMMIT");
+
+/// The governor that lets a processor run as fast as it can.
+pub const PERFORMANCE: &str = "performance";
 
 /// Where and when a benchmark ran. Fields that a file lacks are read as empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +38,9 @@ pub struct HostInfo {
     pub memory_bytes: u64,
     /// Release of the operating system kernel.
     pub kernel: String,
+    /// Governor of the clock rates of the processors that may be used: the first that is not `performance`. Absent
+    /// where the kernel has none, as in most virtual machines.
+    pub governor: Option<String>,
     /// Model name of the device measured, if one was.
     pub gpu: Option<String>,
     /// Version of its driver.
@@ -54,6 +62,7 @@ impl HostInfo {
             cores: thread::available_parallelism().map_or(0, NonZero::get),
             memory_bytes: memory_bytes(&read("/proc/meminfo")).unwrap_or(0),
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            governor: governor(Path::new("/sys/devices/system/cpu")),
             gpu: None,
             driver: None,
             commit: COMMIT.to_owned(),
@@ -75,6 +84,13 @@ impl HostInfo {
     pub fn with_gpu(self, gpu: impl Into<String>, driver: impl Into<String>) -> Self {
         Self { gpu: Some(gpu.into()), driver: Some(driver.into()), ..self }
     }
+}
+
+/// The governor of all processors; where they differ, one that is not `performance`.
+fn governor(cpus: &Path) -> Option<String> {
+    let read = |entry: fs::DirEntry| fs::read_to_string(entry.path().join("cpufreq/scaling_governor")).ok();
+    let found = fs::read_dir(cpus).ok()?.filter_map(|entry| Some(read(entry.ok()?)?.trim().to_owned()));
+    found.max_by_key(|governor| governor != PERFORMANCE)
 }
 
 /// The first model name. Kernels on Arm give none; the architecture is then all there is to say.
@@ -111,6 +127,20 @@ mod tests {
         assert_eq!(memory_bytes("MemTotal:       16384 kB\nMemFree: 1 kB\n"), Some(16 << 20));
         assert_eq!(memory_bytes("MemTotal: many kB\n"), None);
         assert_eq!(memory_bytes(""), None);
+    }
+
+    #[test]
+    fn a_governor_that_slows_any_processor_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(governor(folder.path()), None);
+        for (cpu, name) in [("cpu0", "performance"), ("cpu1", "powersave"), ("cpu2", "performance")] {
+            let path = folder.path().join(cpu).join("cpufreq");
+            fs::create_dir_all(&path).unwrap();
+            fs::write(path.join("scaling_governor"), format!("{name}\n")).unwrap();
+        }
+        assert_eq!(governor(folder.path()).as_deref(), Some("powersave"));
+        fs::remove_dir_all(folder.path().join("cpu1")).unwrap();
+        assert_eq!(governor(folder.path()).as_deref(), Some(PERFORMANCE));
     }
 
     #[test]

@@ -14,6 +14,7 @@
 //!   share         processes that share a budget    subprocess  workers, spoken to in lines of JSON
 //!   map_parallel  processes that map at once
 //!   tp_ipc        a scheduler and its workers
+//!   shm           blocks in shared memory: allocate, look up, copy
 //!   hold          a pool to look at                compare   two results, one verdict
 //!   generate      completions and man pages
 //!
@@ -47,6 +48,7 @@ pub mod random;
 mod ranks;
 pub mod result;
 pub mod share;
+pub mod shm;
 pub mod stats;
 mod subprocess;
 pub mod table;

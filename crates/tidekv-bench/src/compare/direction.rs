@@ -8,9 +8,9 @@
 //! |---------------------------------------------------------------------|---------|----------|
 //! | the word `speedup`, `throughput` or `goodput`                       | higher  | `speedup_slab_over_per_layer` |
 //! | the word `over` and no unit at the end: x divided by y, and the name does not say which of the two ought to be small | neither | `largest_over_smallest_pool` |
-//! | `per` and then a unit of time; or a unit of bytes and then `s`      | higher  | `blocks_per_s`, `copy_gib_s` |
+//! | `per` and then a unit of time; or a unit of bytes and then `s`; or `gibps` | higher | `blocks_per_s`, `copy_gib_s`, `ours_gibps` |
 //! | before any `per`: a unit of time `ns us ms s`, or of bytes `bytes kib mib gib` | lower | `init_ms`, `map_us_per_gib`, `held_bytes` |
-//! | before any `per`: a cost `waste calls error errors lag`, or `ratio_to_raw`, `ratio_to_floor` | lower  | `driver_calls_per_page`, `map_ratio_to_raw` |
+//! | before any `per`: a cost `waste calls error errors wrong lag growth`, or `ratio_to_raw`, `ratio_to_floor` | lower  | `driver_calls_per_page`, `map_ratio_to_raw` |
 //!
 //! Everything else, `p50`, `k16` and numbers among it, says nothing. A figure whose whole path says nothing is
 //! neutral: it is shown and never fails a comparison. So a benchmark that wants a figure guarded gives it a
@@ -45,7 +45,7 @@ impl fmt::Display for Direction {
 const TIME_UNITS: [&str; 4] = ["ns", "us", "ms", "s"];
 const BYTE_UNITS: [&str; 4] = ["bytes", "kib", "mib", "gib"];
 const GAINS: [&str; 3] = ["speedup", "throughput", "goodput"];
-const COSTS: [&str; 5] = ["waste", "calls", "error", "errors", "lag"];
+const COSTS: [&str; 7] = ["waste", "calls", "error", "errors", "wrong", "lag", "growth"];
 
 /// The direction of the figure at `path`.
 pub fn of_path(path: &[String]) -> Direction {
@@ -67,6 +67,7 @@ fn of_part(part: &str) -> Option<Direction> {
     let is_rate = words.windows(2).any(|pair| {
         (pair[0] == "per" && TIME_UNITS.contains(&pair[1])) || (BYTE_UNITS.contains(&pair[0]) && pair[1] == "s")
     });
+    let is_rate = is_rate || words.contains(&"gibps");
     if is_rate {
         return Some(Direction::Higher);
     }
@@ -102,6 +103,10 @@ mod tests {
             ("bytes_per_token", Direction::Lower),
             ("blocks_per_s", Direction::Higher),
             ("copy_gib_s.p50", Direction::Higher),
+            ("sizes.3.ours_gibps", Direction::Higher),
+            ("sizes.3.kb", Direction::Neutral),
+            ("wrong", Direction::Lower),
+            ("growth_10_to_10000", Direction::Lower),
             ("request_throughput", Direction::Higher),
             ("slab.speedup", Direction::Higher),
             ("speedup_slab_over_per_layer", Direction::Higher),

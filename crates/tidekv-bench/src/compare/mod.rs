@@ -1,4 +1,4 @@
-//! `kvbench compare A.json B.json`: what changed from one result to another, and whether that is a failure.
+//! `kvbench compare A B`: what changed from one result to another, and whether that is a failure.
 //!
 //! ```text
 //!   two files ──read──> two results ──pair figures──> Comparison ──> table or JSON, exit code
@@ -9,9 +9,12 @@
 //! A comparison fails only when `--fail-above` is given, and then for two reasons: a figure whose name says a
 //! direction got worse by more than that, or a figure of A is missing in B, because a regression must not pass
 //! by no longer being measured. Figures that only B has are named and are no failure.
+//!
+//! A and B are two files, or two [`folders`] of files.
 
 pub mod direction;
 pub mod figures;
+pub mod folders;
 pub mod judge;
 mod report;
 
@@ -28,6 +31,7 @@ use crate::output;
 use crate::result::BenchResult;
 use direction::Direction;
 use figures::Figure;
+use folders::FolderComparison;
 use judge::{Tolerance, Verdict, judge, ratio};
 use tidekv_cli::exit::Outcome;
 
@@ -35,12 +39,12 @@ use tidekv_cli::exit::Outcome;
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct CompareArgs {
-    /// The result to measure by
-    #[arg(value_name = "A.json")]
+    /// The result to measure by, or a folder of results
+    #[arg(value_name = "A")]
     pub a: PathBuf,
 
-    /// The result that is measured
-    #[arg(value_name = "B.json")]
+    /// The result that is measured, or a folder of results
+    #[arg(value_name = "B")]
     pub b: PathBuf,
 
     /// Exit with 1 when a figure is worse by more than this share of A (10% or 0.1), or missing in B
@@ -56,6 +60,7 @@ const EXAMPLES: &str = "\
 Examples:
   kvbench compare before.json after.json
   kvbench compare before.json after.json --fail-above 10%   # for CI: exit 1 on a regression
+  kvbench compare before/ after/ --fail-above 10%           # two folders of `kvbench shm --output-dir`
   kvbench compare before.json after.json --json | jq '.figures[] | select(.verdict == \"worse\")'
 
 Which way is better is read from the name of a figure: times, bytes and costs ought to be low
@@ -66,11 +71,29 @@ Exit status: 0 done, 1 worse than --fail-above allows, 2 error.";
 
 /// Reads both files, prints the comparison and answers whether it holds.
 pub fn run(args: &CompareArgs) -> anyhow::Result<Outcome> {
+    match (args.a.is_dir(), args.b.is_dir()) {
+        (true, true) => return run_folders(args),
+        (false, false) => {}
+        _ => bail!(
+            "{} and {} cannot be compared: one is a folder and the other is not",
+            args.a.display(),
+            args.b.display()
+        ),
+    }
     let (a, b) = (read(&args.a)?, read(&args.b)?);
     let comparison = Comparison::of(&a, &b, args.fail_above)
         .with_context(|| format!("{} and {} cannot be compared", args.a.display(), args.b.display()))?;
     for warning in &comparison.warnings {
         output::warn(warning);
+    }
+    output::print(&if args.json { comparison.to_json()? } else { comparison.to_text() })?;
+    Ok(if comparison.failed { Outcome::Negative } else { Outcome::Done })
+}
+
+fn run_folders(args: &CompareArgs) -> anyhow::Result<Outcome> {
+    let comparison = FolderComparison::of(&args.a, &args.b, args.fail_above)?;
+    for (name, of_file) in &comparison.results {
+        of_file.warnings.iter().for_each(|warning| output::warn(&format!("{name}: {warning}")));
     }
     output::print(&if args.json { comparison.to_json()? } else { comparison.to_text() })?;
     Ok(if comparison.failed { Outcome::Negative } else { Outcome::Done })
