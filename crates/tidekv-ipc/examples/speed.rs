@@ -11,8 +11,8 @@
 //! ```
 //!
 //! Blocks of floor and strategy alternate, each with processes of its own, so that both meet the same machine. New processes
-//! because the kernel's placement sticks: a worker that shares its scheduler's processor answers in 11 us, one that does not
-//! in 28 us, and which of them it is was decided when it was started. Medians of all rounds are compared.
+//! because one set of them can answer more than twice as fast as the next, and stays so for its life. Medians of all rounds
+//! are compared.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -1,13 +1,14 @@
 //! Batches: a measurement in parts, each with worker processes and a measuring thread of its own.
 //!
-//! A kernel decides early on which processor a thread runs, and hardly ever again. A worker that shares its scheduler's
-//! processor answers in 11 us, one that does not in 28 us, for as long as both live. One set of workers therefore
-//! measures one throw of the dice, and since the server and the echo of a worker are two threads, strategy and floor
-//! are thrown for separately. Many batches are many throws, of which the medians over all samples see the middle.
+//! How fast workers answer differs from one set of them to the next, with the same code on the same machine: in one run
+//! of 40 batches on 2 processors, the batches' medians of a bare echo by 4 workers went from 45 to 116 us. Where the
+//! kernel puts their threads has a part in it; how large a part is not known. One set of workers is therefore one throw
+//! of the dice, and since the server and the echo of a worker are two threads, strategy and floor may be thrown for
+//! separately. Many batches are many throws, of which the medians over all samples see the middle.
 //!
 //! ```text
 //!   --noop --iters 8000     batch 0: 200 iterations | batch 1: 200 iterations | ...  40 of them, new workers in each
-//!   anything that maps      batch 0: all iterations         a context on a device takes seconds, mapping outweighs dice
+//!   anything that maps      batch 0: all iterations         a context on a device can take seconds
 //! ```
 
 use std::panic::resume_unwind;
@@ -31,7 +32,8 @@ pub(super) fn shares(iters: u32, batches: u32) -> impl Iterator<Item = u32> {
     (0..batches).map(move |batch| iters / batches + u32::from(batch < iters % batches))
 }
 
-/// Runs a batch in a thread that no batch has been in: it has its place among the processors as much as workers have.
+/// Runs a batch in a thread that no batch has been in. With one thread for all batches, nearly all of them came out
+/// alike, at the fast end of what is seen with new ones: steadier, and blind to the rest.
 pub(super) fn in_new_thread<T: Send>(work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
     thread::scope(|scope| {
         let thread = thread::Builder::new().name("scheduler".to_owned()).spawn_scoped(scope, work);

@@ -13,7 +13,7 @@
 //! Strategy and floor take turns in short blocks (floor, strategy, strategy, floor, ...), so that whatever slows the
 //! machine for a while slows both. First back to back, which is what a loaded scheduler sees, then at a cadence, which
 //! is what a decoding one sees: its workers have gone to sleep in between. Of the message alone (`--noop`) a long run is
-//! made of up to 40 batches with new workers, because where the kernel has put a process decides how fast it answers.
+//! made of up to 40 batches with new workers, because some sets of workers answer faster than others.
 //!
 //! | figure of `summary`                     | meaning                                                            |
 //! |-----------------------------------------|--------------------------------------------------------------------|
@@ -99,7 +99,7 @@ pub struct TpIpcArgs {
     pub base_page: u32,
 
     /// The messages alone: workers answer without mapping anything. They are replaced after every 100 iterations, in long
-    /// runs 39 times: how fast a process answers depends on the processor that the kernel happened to choose for it
+    /// runs 39 times, because some sets of workers answer faster than others
     #[arg(long)]
     pub noop: bool,
 
