@@ -302,8 +302,8 @@ impl Request {
 fn arena(command: &ArenaCommand) -> anyhow::Result<ArenaAction> {
     Ok(match command {
         ArenaCommand::List { json } => ArenaAction::List { json: *json },
-        ArenaCommand::Check { name, json } => ArenaAction::Check { name: ArenaName::new(name)?, json: *json },
-        ArenaCommand::Delete { name, force } => ArenaAction::Delete { name: ArenaName::new(name)?, force: *force },
+        ArenaCommand::Check { arena, json } => ArenaAction::Check { name: ArenaName::new(arena)?, json: *json },
+        ArenaCommand::Delete { arena, force } => ArenaAction::Delete { name: ArenaName::new(arena)?, force: *force },
     })
 }
 

@@ -11,7 +11,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 
-use support::{Worker, folder, listen, role, say, soon};
+use support::{Worker, listen, pool, role, say, soon};
 use tidekv_ipc::broadcast::{Broadcaster, Channel, strategy};
 use tidekv_ipc::message::Deed;
 use tidekv_ipc::{LaneError, SocketDir};
@@ -70,6 +70,13 @@ fn stranger(dir: &SocketDir, role: &str) -> Option<Worker> {
         return skipped("another user cannot run this program");
     }
     Some(Worker::spawn(command))
+}
+
+/// A pool's folder that others can get at once it is opened to them: a folder for temporary files may be private itself.
+fn folder() -> (tempfile::TempDir, SocketDir) {
+    let root = tempfile::Builder::new().prefix("tidekv-strangers-").tempdir_in("/tmp").expect("a temporary folder");
+    let dir = SocketDir::new(root.path(), &pool());
+    (root, dir)
 }
 
 fn open_to(path: &Path, mode: u32) {

@@ -41,7 +41,8 @@ Examples:
 Reads only, and may run while the arena is in use. Exit status: 0 sound, 1 problems were found, or no such arena.")]
     Check {
         /// The arena
-        name: String,
+        #[arg(value_name = "NAME")]
+        arena: String,
         /// Print a JSON object instead of text
         #[arg(long)]
         json: bool,
@@ -56,7 +57,8 @@ Processes that use it keep its memory until they end. Exit status: 0 deleted, 1 
 was not given.")]
     Delete {
         /// The arena
-        name: String,
+        #[arg(value_name = "NAME")]
+        arena: String,
         /// Even if processes use it
         #[arg(long)]
         force: bool,

@@ -32,6 +32,8 @@ fn runs() -> Vec<&'static [&'static str]> {
         &["delete", "theirs"],
         &["gc"],
         &["trim", "qwen-chat"],
+        &["arena", "list"],
+        &["arena", "list", "--json"],
         &["kvtop", "--once"],
         &["kvtop", "--json", "--count", "2", "--refresh", "50ms"],
         &["watch", "--count", "2", "-n", "50ms"],
