@@ -161,7 +161,7 @@ fn not_contiguous_is_the_per_layer_layout() {
 
 #[test]
 fn a_process_that_dies_ends_the_run_with_its_name() {
-    let run = endless();
+    let mut run = endless();
     let ranks = run.wait_for_children(2);
     support::kill(ranks[1]);
     let stderr = run.fails();
@@ -172,7 +172,7 @@ fn a_process_that_dies_ends_the_run_with_its_name() {
 
 #[test]
 fn no_process_outlives_the_parent() {
-    let run = endless();
+    let mut run = endless();
     let ranks = run.wait_for_children(2);
     run.kill();
     ranks.into_iter().for_each(support::wait_for_end);

@@ -197,7 +197,7 @@ fn bad_input_is_one_sentence_and_nothing_is_started() {
 #[test]
 fn a_worker_that_dies_ends_the_run_with_its_name() {
     for (strategy, _) in STRATEGIES {
-        let run = endless(strategy);
+        let mut run = endless(strategy);
         let workers = run.wait_for_children(2);
         support::kill(workers[1]);
         let stderr = run.fails();
@@ -209,7 +209,7 @@ fn a_worker_that_dies_ends_the_run_with_its_name() {
 
 #[test]
 fn no_worker_outlives_the_scheduler() {
-    let run = endless("ring");
+    let mut run = endless("ring");
     let workers = run.wait_for_children(2);
     run.kill();
     workers.into_iter().for_each(support::wait_for_end);

@@ -59,7 +59,8 @@ impl KvBench {
     }
 }
 
-/// A run under way, with a folder for whatever it leaves when it is killed. Ended by whoever drops it.
+/// A run under way, with a folder for whatever it leaves when it is killed. Ended by whoever drops it, which is to be
+/// done after its processes are gone: they may still be at work in the folder.
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Child,
@@ -95,13 +96,13 @@ impl Running {
     }
 
     /// Waits for a run that fails, and answers what it says about that.
-    pub(crate) fn fails(mut self) -> String {
+    pub(crate) fn fails(&mut self) -> String {
         assert_eq!(end_of(&mut self.child).code(), Some(2));
         std::io::read_to_string(self.child.stderr.take().unwrap()).unwrap()
     }
 
     /// Ends the run without a chance to clean up.
-    pub(crate) fn kill(mut self) {
+    pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
