@@ -12,6 +12,7 @@
 //!   ledger     Ledger, OwnedEntry, Watch
 //!   events     Event, Note, EventReader: a ring that is written under the ledger's lock and read without it
 //!   arena      Arena, LocalArena, Handle
+//!   exchange   Exchange: blocks of an arena published under a key, borrowed in place
 //!   copy       bulk copies of KV blocks, by the fastest method of this machine
 //!   baseline   what benchmarks measure the arena against: a shared-memory object for each block
 //!   lock       locks that the kernel drops with their holder, always taken with a deadline
@@ -27,12 +28,13 @@
 //! Ownership is a file lock, so a process killed at any instruction leaves nothing that a neighbour cannot take back.
 //! Every wait has a deadline: a neighbour that is stopped while it holds a lock costs us a typed timeout.
 //!
-//! This crate is one of the few that may use `unsafe`, and only `lock`, `ring`, `arena`, `copy` and `baseline` do.
+//! This crate is one of the few that may use `unsafe`, and only `lock`, `ring`, `arena`, `exchange`, `copy` and `baseline` do.
 
 pub mod arena;
 pub mod baseline;
 pub mod copy;
 pub mod events;
+pub mod exchange;
 pub mod ledger;
 pub mod ring;
 pub mod segment;

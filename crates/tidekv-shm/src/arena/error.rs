@@ -161,6 +161,9 @@ pub enum HandleError {
     /// Only a shared block can be retained by another process.
     #[error("the block is not shared: its holder calls `share` before it sends the handle")]
     NotShared,
+    /// A block is published once in its life, and before others can have it.
+    #[error("the block is shared already: publish one that was just allocated")]
+    AlreadyShared,
     /// This process has no part in the block.
     #[error("this process does not hold the block: retain it first")]
     NotHolder,

@@ -18,6 +18,7 @@
 //! | 72 | u64 | checksum of bytes 8 to 71 |
 //! | 128 | u64 | segments that exist; only grows |
 //! | 192 | u64 | how often a span was left without owner |
+//! | 256 | u64 | handle of the exchange's directory, or 0 |
 //!
 //! The words before 128 never change. They are read once, by `pread`, checked, and never looked at again.
 
@@ -32,6 +33,7 @@ pub(super) const HEAD_BYTES: usize = 4096;
 pub(super) const CHECKED: usize = 80;
 pub(super) const SEGMENTS_AT: usize = 128;
 pub(super) const ORPHANS_AT: usize = 192;
+pub(super) const EXCHANGE_AT: usize = 256;
 
 /// The first of the members' locks. Locks need no bytes in the file, so they lie far beyond its end.
 pub(super) const MEMBER_LOCK: u64 = 1 << 62;

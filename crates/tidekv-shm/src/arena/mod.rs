@@ -65,6 +65,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use tidekv_core::units::Bytes;
 use tidekv_fork::ClosedInChild;
@@ -83,6 +84,7 @@ pub use local::LocalArena;
 pub use name::ArenaName;
 pub use recovery::Recovered;
 pub use verify::{MemberState, Report};
+pub(crate) use word::Atomic;
 
 use crate::RuntimeDir;
 
@@ -211,6 +213,29 @@ impl Arena {
     /// The bytes of a block.
     pub fn block(&self, handle: Handle) -> Result<Block<'_>, HandleError> {
         self.attachment.block(handle)
+    }
+
+    /// Holds a shared block (once more), as [`LocalArena::retain`] does, for a thread that has no cache.
+    pub fn retain(&self, handle: Handle) -> Result<(), HandleError> {
+        self.attachment.retain(handle)
+    }
+
+    /// Gives one hold of a shared block back, as [`LocalArena::release`] does, for a thread that has no cache.
+    pub fn release(&self, handle: Handle) -> Result<(), HandleError> {
+        self.attachment.release(handle)
+    }
+
+    /// Shares a block that nobody but this process has had so far.
+    pub(crate) fn share_first(&self, handle: Handle) -> Result<(), HandleError> {
+        match self.attachment.share(handle)? {
+            false => Ok(()),
+            true => Err(HandleError::AlreadyShared),
+        }
+    }
+
+    /// The word of the head that leads to the arena's exchange.
+    pub(crate) fn exchange_word(&self) -> Result<&AtomicU64, HandleError> {
+        if self.attachment.is_foreign() { Err(HandleError::Forked) } else { Ok(self.attachment.tables.exchange()) }
     }
 
     /// Takes back what dead processes left behind. Allocation does the same when memory is short; nobody needs to call it.

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::mm::Advice;
 
 use super::class::SLOT_GRAINS;
-use super::format::{ORPHANS_AT, SEGMENTS_AT};
+use super::format::{EXCHANGE_AT, ORPHANS_AT, SEGMENTS_AT};
 use super::geometry::{CACHES, CACHES_AT, Geometry, HUGE, MEMBER_BYTES, MEMBERS, MEMBERS_AT};
 use super::window::Window;
 
@@ -101,6 +101,11 @@ impl Tables {
 
     pub(super) fn add_orphan(&self) {
         self.fixed(ORPHANS_AT).fetch_add(1, Ordering::Release);
+    }
+
+    /// The handle of the exchange's directory, or 0.
+    pub(super) fn exchange(&self) -> &AtomicU64 {
+        self.fixed(EXCHANGE_AT)
     }
 
     pub(super) fn member(&self, member: u32) -> Option<Member> {

@@ -37,7 +37,7 @@ use super::error::HandleError;
 use super::handle::GENERATION_MAX;
 
 /// A 64-bit atomic: std's, or loom's where the protocol is checked.
-pub(super) trait Atomic {
+pub(crate) trait Atomic {
     fn load(&self, order: Ordering) -> u64;
     fn store(&self, value: u64, order: Ordering);
     fn swap(&self, value: u64, order: Ordering) -> u64;

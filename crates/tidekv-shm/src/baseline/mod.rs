@@ -198,7 +198,9 @@ mod tests {
         }
         mapping.munmap().unwrap();
         drop(fd);
-        assert!(left_behind().unwrap().iter().any(|left| left.path == name.path() && left.running));
+        assert!(
+            left_behind(names::FOLDER.as_ref()).unwrap().iter().any(|left| left.path == name.path() && left.running)
+        );
         shm_unlink(&name).unwrap();
         assert!(!name.path().exists());
         assert_eq!(shm_unlink(&name).unwrap_err().call, "shm_unlink");

@@ -1,9 +1,10 @@
 //! What the objects of benchmarks are called, and which of them are still there.
 
 use std::ffi::{CStr, CString};
-use std::fs;
+use std::fs::{self, Metadata};
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::process::{Pid, geteuid, test_kill_process};
@@ -55,41 +56,63 @@ pub struct LeftSegment {
     pub running: bool,
 }
 
-/// The objects of this user's benchmarks, in the order of their names.
-pub fn left_behind() -> io::Result<Vec<LeftSegment>> {
+/// The objects of this user's benchmarks in a folder, in the order of their names. `shm_open` puts them into `/dev/shm`.
+pub fn left_behind(folder: &Path) -> io::Result<Vec<LeftSegment>> {
     let prefix = prefix();
     let mut found = Vec::new();
-    for (name, path, bytes) in entries()? {
-        if let Some(rest) = name.strip_prefix(&prefix) {
-            let pid = rest.split('-').next().and_then(|digits| digits.parse().ok()).and_then(Pid::from_raw);
+    for (name, path, metadata) in entries(folder)? {
+        let Some(pid) = name.strip_prefix(&prefix).and_then(maker) else { continue };
+        if metadata.is_file() && metadata.uid() == geteuid().as_raw() {
             // A process of somebody else answers too, with a refusal.
-            let running = pid.is_some_and(|pid| test_kill_process(pid) != Err(rustix::io::Errno::SRCH));
-            found.push(LeftSegment { path, bytes, running });
+            let running = test_kill_process(pid) != Err(rustix::io::Errno::SRCH);
+            found.push(LeftSegment { path, bytes: metadata.len(), running });
         }
     }
     found.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(found)
 }
 
-/// Objects that other benchmarks left. They are somebody else's: to be reported, never removed.
-pub fn foreign_benchmarks() -> io::Result<Vec<PathBuf>> {
+/// The process of `<process>-<number>`. Other names are not ours.
+fn maker(rest: &str) -> Option<Pid> {
+    let (pid, number) = rest.split_once('-')?;
+    number.parse::<u64>().ok()?;
+    Pid::from_raw(pid.parse().ok().filter(|pid| *pid > 0)?)
+}
+
+/// Objects that other benchmarks left in a folder. They are somebody else's: to be reported, never removed.
+pub fn foreign_benchmarks(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut paths: Vec<PathBuf> =
-        entries()?.filter(|(name, ..)| name.starts_with(FOREIGN_PREFIX)).map(|(_, path, _)| path).collect();
+        entries(folder)?.filter(|(name, ..)| name.starts_with(FOREIGN_PREFIX)).map(|(_, path, _)| path).collect();
     paths.sort();
     Ok(paths)
 }
 
-fn entries() -> io::Result<impl Iterator<Item = (String, PathBuf, u64)>> {
-    Ok(fs::read_dir(FOLDER)?.filter_map(|entry| {
+/// What is in a folder. One that is not there is an empty one.
+fn entries(folder: &Path) -> io::Result<impl Iterator<Item = (String, PathBuf, Metadata)> + use<>> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => Some(entries),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(error),
+    };
+    Ok(entries.into_iter().flatten().filter_map(|entry| {
         let entry = entry.ok()?;
-        let bytes = entry.metadata().ok()?.len();
-        Some((entry.file_name().into_string().ok()?, entry.path(), bytes))
+        // Of a link this is the link's own.
+        let metadata = entry.metadata().ok()?;
+        Some((entry.file_name().into_string().ok()?, entry.path(), metadata))
     }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_names_of_the_right_form_are_ours() {
+        assert_eq!(maker("12-0").map(|pid| pid.as_raw_nonzero().get()), Some(12));
+        for other in ["", "12", "12-", "-0", "0-1", "-5-1", "12-x", "x-1", "99999999999-1"] {
+            assert_eq!(maker(other), None, "{other}");
+        }
+    }
 
     #[test]
     fn every_name_is_new_and_says_whose_it_is() {

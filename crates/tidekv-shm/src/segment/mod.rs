@@ -173,6 +173,39 @@ pub fn write_limit(path: &Path, limit: Bytes) -> Result<(), SegmentError> {
     write_bytes(file.as_fd(), &word.to_ne_bytes(), 0).map_err(SegmentError::os("pwrite", path))
 }
 
+/// Writes what is used of a segment that no pool of ours owns, and nothing else.
+pub fn write_usage(path: &Path, used: Bytes, prealloc: Bytes) -> Result<(), SegmentError> {
+    let words = [number(used)?.to_ne_bytes(), number(prealloc)?.to_ne_bytes()].concat();
+    let not_found = || SegmentError::NotFound { path: path.to_owned() };
+    let file = open_segment(path, OFlags::RDWR)?.ok_or_else(not_found)?;
+    let _lock = lock_exclusive(&file, path, Instant::now() + LOCK_WAIT)?;
+    refuse_owned(file.as_fd(), path)?;
+    write_bytes(file.as_fd(), &words, 8).map_err(SegmentError::os("pwrite", path))
+}
+
+/// Makes a segment that nobody owns, with this limit and nothing used, or writes the same to one that is there: what
+/// kvcached's Python tools do. It stays until somebody deletes it.
+pub fn write_new(path: &Path, limit: Bytes) -> Result<(), SegmentError> {
+    let view = SegmentView { limit: number(limit)?, used: 0, prealloc: 0 };
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = open(path, flags, Mode::RUSR | Mode::WUSR).map_err(SegmentError::os("open", path))?;
+    let _lock = lock_exclusive(&file, path, Instant::now() + LOCK_WAIT)?;
+    refuse_owned(file.as_fd(), path)?;
+    let stat = fstat(&file).map_err(SegmentError::os("fstat", path))?;
+    // One that was just made is empty; what is neither that nor a segment is somebody's.
+    if stat.st_size != 0 && !is_segment_size(file.as_fd(), path)? {
+        return Err(SegmentError::NotOurs { path: path.to_owned() });
+    }
+    write_bytes(file.as_fd(), &view.to_bytes(), 0).map_err(SegmentError::os("pwrite", path))
+}
+
+fn refuse_owned(file: BorrowedFd<'_>, path: &Path) -> Result<(), SegmentError> {
+    if is_locked(file, OWNER_BYTE).map_err(SegmentError::os("fcntl", path))? {
+        return Err(SegmentError::InUse { path: path.to_owned() });
+    }
+    Ok(())
+}
+
 /// All segments of a folder with their names, in the order of the names. What cannot be read is left out: the folder
 /// is everybody's. Takes no lock, so it can neither wait for a process that is stopped nor, stopped itself, make one wait.
 pub fn list(dir: &RuntimeDir) -> Vec<(String, SegmentView)> {

@@ -6,7 +6,9 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use proptest::prelude::*;
 use tidekv_core::units::{Bytes, GroupId};
 
-use super::{PoolSegment, SegmentError, SegmentView, delete, has_owner, list, read, write_limit};
+use super::{
+    PoolSegment, SegmentError, SegmentView, delete, has_owner, list, read, write_limit, write_new, write_usage,
+};
 use crate::{PoolName, RuntimeDir};
 
 fn folder() -> (tempfile::TempDir, RuntimeDir) {
@@ -155,6 +157,26 @@ fn a_stopped_holder_of_the_lock_costs_a_timeout_and_hides_nothing() {
     drop(other);
     segment.publish(Bytes(1), Bytes(1)).unwrap();
     assert_eq!(read(segment.path()).unwrap(), Some(SegmentView { limit: 100, used: 1, prealloc: 1 }));
+}
+
+#[test]
+fn a_segment_without_a_pool_can_be_made_and_written() {
+    let (_folder, dir) = folder();
+    let path = dir.path().join("plain");
+    assert!(matches!(write_usage(&path, Bytes(1), Bytes(2)), Err(SegmentError::NotFound { .. })));
+    write_new(&path, Bytes(100)).unwrap();
+    write_usage(&path, Bytes(1), Bytes(2)).unwrap();
+    assert_eq!(read(&path).unwrap(), Some(SegmentView { limit: 100, used: 1, prealloc: 2 }));
+    write_new(&path, Bytes(50)).unwrap();
+    assert_eq!(read(&path).unwrap(), Some(SegmentView { limit: 50, used: 0, prealloc: 0 }));
+
+    let owned = PoolSegment::create(&dir, &name("owned"), Bytes(100)).unwrap();
+    assert!(matches!(write_new(owned.path(), Bytes(1)), Err(SegmentError::InUse { .. })));
+    assert!(matches!(write_usage(owned.path(), Bytes(1), Bytes(1)), Err(SegmentError::InUse { .. })));
+    let foreign = dir.path().join("foreign");
+    fs::write(&foreign, "somebody's notes").unwrap();
+    assert!(matches!(write_new(&foreign, Bytes(1)), Err(SegmentError::NotOurs { .. })));
+    assert_eq!(fs::read(&foreign).unwrap(), b"somebody's notes");
 }
 
 #[test]

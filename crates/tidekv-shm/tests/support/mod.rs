@@ -66,6 +66,13 @@ pub(crate) fn listen() -> String {
     }
 }
 
+/// What starts this binary in a role.
+pub(crate) fn command(dir: &RuntimeDir, role: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this binary"));
+    command.args(["--exact", "worker", "--nocapture", "--test-threads=1"]).env(ROLE, role).env(DIR, dir.path());
+    command
+}
+
 pub(crate) struct Worker {
     child: Child,
     input: Option<ChildStdin>,
@@ -74,9 +81,7 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub(crate) fn start(dir: &RuntimeDir, role: &str) -> Self {
-        let mut command = Command::new(std::env::current_exe().expect("this binary"));
-        command.args(["--exact", "worker", "--nocapture", "--test-threads=1"]).env(ROLE, role).env(DIR, dir.path());
-        Self::spawn(command)
+        Self::spawn(command(dir, role))
     }
 
     /// A Python program, or `None` (and a word about it) where there is no Python.
