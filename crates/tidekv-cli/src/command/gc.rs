@@ -12,6 +12,8 @@
 //! | the same, but our umask makes all files 0600  | only by an entry of that name, now removed | else left, named |
 //! | segment of ours that its maker did not finish | shorter, `kvcached_*`, unchanged for 1 s   | removed          |
 //! | segment of kvcached's own                     | another mode                               | left, and named  |
+//! | segment that kvbench was asked to leave       | its name; no process has its maker's number | removed         |
+//! | `mooncake_bench_*`, of another benchmark      | its name                                   | left, and named  |
 //! | other users' files, anything else             | uid, size                                  | not looked at    |
 //!
 //! The bytes of a dead owner on a GPU may still be on their way back; their entry is removed a second after the owner was
@@ -24,9 +26,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, bail};
 use rustix::process::geteuid;
+use serde::Serialize;
 use tidekv_core::units::Bytes;
 use tidekv_ipc::address::{self, StaleDir};
 use tidekv_shm::arena::Arena;
+use tidekv_shm::baseline;
 use tidekv_shm::segment::{self, SEGMENT_BYTES};
 use tidekv_shm::{DeviceName, EntryState, Ledger, LedgerError, LedgerView, RuntimeDir, events, now_ms};
 
@@ -41,32 +45,71 @@ const GRACE: Duration = Duration::from_secs(1);
 /// How long a half-made segment must have been left alone.
 const HALF_MADE: Duration = Duration::from_secs(1);
 
-pub(super) fn run(dir: &RuntimeDir, dry_run: bool, console: &mut Console) -> anyhow::Result<Outcome> {
+pub(super) fn run(dir: &RuntimeDir, dry_run: bool, json: bool, console: &mut Console) -> anyhow::Result<Outcome> {
     let (mut removed, mut failures) = (0u32, 0u32);
     let verb = if dry_run { "Would remove" } else { "Removed" };
+    let mut rows = Vec::new();
     sweep(dir, dry_run, &mut |found| {
-        match found {
-            Found::Stale { what } => {
-                removed += 1;
-                console.line(format_args!("{verb} {what}"))?;
-            }
-            Found::Left { name, why } => {
-                console.line(format_args!("Left segment {name}: {why}; `kvctl delete {name}` removes it"))?;
-            }
+        match &found {
+            Found::Stale { .. } => removed += 1,
             Found::Failed { what, error } => {
                 failures += 1;
                 console.note(format_args!("error: {what}: {error}"));
             }
+            Found::Left { .. } | Found::Foreign { .. } => {}
+        }
+        if json {
+            rows.push(Row::of(found, dry_run));
+            return Ok(());
+        }
+        match found {
+            Found::Stale { what } => console.line(format_args!("{verb} {what}"))?,
+            Found::Left { name, why } => {
+                console.line(format_args!("Left segment {name}: {why}; `kvctl delete {name}` removes it"))?;
+            }
+            Found::Foreign { path } => {
+                console.line(format_args!("Left {path}: {FOREIGN}; `rm {path}`, if none of them runs"))?;
+            }
+            Found::Failed { .. } => {}
         }
         Ok(())
     })?;
-    if removed == 0 && failures == 0 {
+    if json {
+        console.line(serde_json::to_string_pretty(&rows)?)?;
+    } else if removed == 0 && failures == 0 {
         console.line("Nothing to remove.")?;
     }
     if failures > 0 {
         bail!("{failures} of them could not be looked at or removed");
     }
     Ok(Outcome::Done)
+}
+
+/// Why it is not ours to remove.
+const FOREIGN: &str = "Mooncake's benchmarks made it";
+
+/// One thing that was found, as JSON.
+#[derive(Debug, Serialize)]
+struct Row {
+    /// `removed`, `would remove`, `left` or `failed`.
+    action: &'static str,
+    /// A sentence about what was removed, or the name of what was left.
+    what: String,
+    /// Why it was left or could not be removed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+}
+
+impl Row {
+    fn of(found: Found, dry_run: bool) -> Self {
+        let removed = if dry_run { "would remove" } else { "removed" };
+        match found {
+            Found::Stale { what } => Self { action: removed, what, why: None },
+            Found::Left { name, why } => Self { action: "left", what: name, why: Some(why.to_owned()) },
+            Found::Foreign { path } => Self { action: "left", what: path, why: Some(FOREIGN.to_owned()) },
+            Found::Failed { what, error } => Self { action: "failed", what, why: Some(error) },
+        }
+    }
 }
 
 /// What `kvctl gc` would find now. Changes nothing.
@@ -86,6 +129,8 @@ pub(super) enum Found {
     Stale { what: String },
     /// A segment that may be in use, which only a person can know.
     Left { name: String, why: &'static str },
+    /// A file of somebody else's benchmark.
+    Foreign { path: String },
     /// It could not be looked at or removed.
     Failed { what: String, error: String },
 }
@@ -102,6 +147,7 @@ fn sweep(dir: &RuntimeDir, dry_run: bool, tell: &mut Tell<'_>) -> anyhow::Result
     sweep.events()?;
     sweep.sockets()?;
     sweep.arenas()?;
+    sweep.benchmarks()?;
     sweep.segments()
 }
 
@@ -224,6 +270,26 @@ impl Sweep<'_> {
             for path in Arena::remove_leftovers(self.dir)? {
                 self.stale(format!("{}: an arena that its maker did not finish", path.display()))?;
             }
+        }
+        Ok(())
+    }
+
+    /// What benchmarks left. There is nothing of theirs to ask but the number of a process, so a number that was given
+    /// again keeps a segment.
+    fn benchmarks(&mut self) -> anyhow::Result<()> {
+        let folder = self.dir.path();
+        let unreadable = || format!("cannot read {}", folder.display());
+        for left in baseline::left_behind(folder).with_context(unreadable)?.into_iter().filter(|left| !left.running) {
+            let outcome = if self.dry_run { Ok(()) } else { fs::remove_file(&left.path) };
+            let what = format!("{}: {} that a benchmark left", left.path.display(), Bytes(left.bytes));
+            match outcome {
+                Ok(()) => self.stale(what)?,
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => self.failed(left.path.display().to_string(), &error.into())?,
+            }
+        }
+        for path in baseline::foreign_benchmarks(folder).with_context(unreadable)? {
+            (self.tell)(Found::Foreign { path: path.display().to_string() })?;
         }
         Ok(())
     }

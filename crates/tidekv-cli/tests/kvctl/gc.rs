@@ -206,3 +206,42 @@ fn sockets_of_workers_that_are_gone_are_removed() {
     assert!(!dead_folder.exists() && living_folder.join("w0.sock").exists());
     assert_eq!(world.kvctl(&["gc"]).quiet(), (0, "Nothing to remove.\n"));
 }
+
+/// A process number that nobody has: that of a child which was waited for.
+fn dead_pid() -> u32 {
+    let mut child = std::process::Command::new("true").spawn().unwrap();
+    child.wait().unwrap();
+    child.id()
+}
+
+#[test]
+fn what_benchmarks_left_goes_and_what_is_not_ours_is_named() {
+    let world = World::new();
+    let (uid, alive, dead) = (rustix::process::geteuid().as_raw(), std::process::id(), dead_pid());
+    let left = world.path(&format!("kvcached-bench-{uid}-{dead}-7"));
+    let kept = [
+        format!("kvcached-bench-{uid}-{alive}-0"),
+        format!("kvcached-bench-{}-{dead}-0", uid + 1),
+        format!("kvcached-bench-{uid}-{dead}"),
+        "mooncake_bench_4711_3".to_owned(),
+        "mooncake_bench_src".to_owned(),
+    ];
+    fs::write(&left, [0; 8192]).unwrap();
+    kept.iter().for_each(|name| fs::write(world.path(name), [0; 4096]).unwrap());
+
+    let dry = world.kvctl(&["gc", "--dry-run", "--json"]);
+    let rows: serde_json::Value = serde_json::from_str(dry.quiet().1).unwrap();
+    let actions: Vec<&str> = rows.as_array().unwrap().iter().map(|row| row["action"].as_str().unwrap()).collect();
+    assert_eq!(actions, ["would remove", "left", "left"]);
+    assert_eq!(rows[1]["what"], world.path("mooncake_bench_4711_3").display().to_string());
+    assert!(left.exists());
+
+    let ran = world.kvctl(&["gc"]);
+    let text = ran.quiet().1;
+    assert!(text.contains(&format!("Removed {}: 8 KiB that a benchmark left", left.display())), "{text}");
+    let foreign = world.path("mooncake_bench_src");
+    assert!(text.contains(&format!("Left {}: Mooncake's benchmarks made it", foreign.display())), "{text}");
+    assert!(!left.exists() && kept.iter().all(|name| world.path(name).exists()), "{:?}", world.files());
+    let again = world.kvctl(&["gc", "--json"]);
+    assert_eq!(serde_json::from_str::<serde_json::Value>(again.quiet().1).unwrap().as_array().unwrap().len(), 2);
+}

@@ -183,7 +183,7 @@ fn leftovers(found: Result<&[Found], &String>, gc: &str) -> Check {
     };
     let stale = found.iter().filter_map(|found| match found {
         Found::Stale { what } => Some(what.as_str()),
-        Found::Left { .. } | Found::Failed { .. } => None,
+        Found::Left { .. } | Found::Foreign { .. } | Found::Failed { .. } => None,
     });
     let stale: Vec<&str> = stale.collect();
     if stale.is_empty() {
@@ -200,7 +200,7 @@ fn kvcached_segments(found: Result<&[Found], &String>) -> Check {
     };
     let left = found.iter().filter_map(|found| match found {
         Found::Left { name, .. } => Some(name.as_str()),
-        Found::Stale { .. } | Found::Failed { .. } => None,
+        Found::Stale { .. } | Found::Foreign { .. } | Found::Failed { .. } => None,
     });
     let left: Vec<&str> = left.collect();
     if left.is_empty() {
