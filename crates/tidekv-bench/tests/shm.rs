@@ -183,7 +183,7 @@ fn lookup_has_every_section_and_is_right() {
         "--- Arithmetic Translation (O(1) - Flow-IPC Style) ---\nFound: 1000 / 1000\nTotal time: ",
         "--- Arena Handle (O(1), validity checked) ---\nFound: 1000 / 1000\nTotal time: ",
         "--- Summary ---\n",
-        "Growth from 10 to 10000 segments: ",
+        "Growth from 10 to 10000 segments (the same number of blocks): ",
         "every lookup was checked: 0 wrong\n",
     ] {
         assert!(text.contains(section), "no {section:?} in {text}");

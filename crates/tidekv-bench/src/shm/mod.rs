@@ -29,11 +29,13 @@ pub mod transfer;
 use anyhow::ensure;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use tidekv_shm::arena::HugePages;
+use tidekv_cli::exit::Outcome;
+use tidekv_shm::arena::{Arena, HugePages, Pages};
 use tidekv_shm::baseline::PageKind;
 
 use crate::host::{HostInfo, PERFORMANCE};
-use crate::output::warn;
+use crate::output::{OutputArgs, warn};
+use crate::progress::Progress;
 use crate::result::BenchResult;
 
 const MAX_REPEATS: u32 = 1000;
@@ -58,8 +60,19 @@ impl CommonArgs {
     fn check(&self) -> anyhow::Result<()> {
         let repeat = self.repeat;
         ensure!((1..=MAX_REPEATS).contains(&repeat), "--repeat is {repeat}: give 1 to {MAX_REPEATS}");
+        ensure!(
+            self.hugepages != HugePageKind::Hugetlb || free_huge_pages() != Some(0),
+            "--hugepages=hugetlb needs reserved pages of 2 MiB and none is free: \
+             `sysctl vm.nr_hugepages=256`, as root, reserves 512 MiB; or use --hugepages=thp"
+        );
         Ok(())
     }
+}
+
+/// Reserved pages of 2 MiB that nobody uses; nothing where the kernel does not say.
+fn free_huge_pages() -> Option<u64> {
+    let text = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").ok()?;
+    text.trim().parse().ok()
 }
 
 /// Pages, as a flag names them.
@@ -83,6 +96,20 @@ impl HugePageKind {
         }
     }
 
+    /// An arena takes what its folder and the kernel give; that they gave less is said.
+    fn warn_unless_granted(self, arena: &Arena) {
+        let missing = match (self, arena.pages()) {
+            (Self::Hugetlb, Pages::Small | Pages::ThpAdvised) => {
+                "its folder is not on hugetlbfs: `mount -t hugetlbfs` one and name it by KVCACHED_RUNTIME_DIR"
+            }
+            (Self::Thp, Pages::Small) => {
+                "/sys/kernel/mm/transparent_hugepage/shmem_enabled does not allow them: use advise"
+            }
+            _ => return,
+        };
+        warn(&format!("the arena has no such huge pages, {missing}"));
+    }
+
     fn of_memory(self) -> PageKind {
         match self {
             Self::Off => PageKind::Ordinary,
@@ -90,6 +117,29 @@ impl HugePageKind {
             Self::Hugetlb => PageKind::Reserved,
         }
     }
+}
+
+/// A number of a flag, if it can be measured.
+fn within(flag: &str, value: u32, most: u32) -> anyhow::Result<u32> {
+    ensure!((1..=most).contains(&value), "{flag} is {value}: give 1 to {most}");
+    Ok(value)
+}
+
+/// Measures as often as asked, prints and keeps the result. `steps` are those of one measurement.
+fn present(
+    common: &CommonArgs,
+    output: &OutputArgs,
+    steps: u64,
+    measure: impl Fn(HostInfo, &Progress) -> anyhow::Result<Report>,
+) -> anyhow::Result<Outcome> {
+    let opened = output.open()?;
+    let host = host(output.quiet);
+    let progress = opened.progress(u64::from(common.repeat) * steps);
+    let report = repeats::measure(common.repeat, |_| measure(host.clone(), &progress))?;
+    drop(progress);
+    opened.emit(&report.result, &report.text)?;
+    report.verdict()?;
+    Ok(Outcome::Done)
 }
 
 /// What one benchmark found out.

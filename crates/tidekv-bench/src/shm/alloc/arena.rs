@@ -80,6 +80,7 @@ impl Stage {
         let undisturbed = Undisturbed::begin();
         let arena = Arena::create(&dir, &name, &config, Prefault::Now).context("the arena cannot be made")?;
         let note = undisturbed.note(arena.path());
+        plan.hugepages.warn_unless_granted(&arena);
         Ok(Self { arena, dir, name, _note: note })
     }
 

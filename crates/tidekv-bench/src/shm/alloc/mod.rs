@@ -32,7 +32,7 @@ use serde::Serialize;
 use tidekv_cli::exit::Outcome;
 use tidekv_shm::baseline::{self, Touch};
 
-use super::{CommonArgs, HugePageKind, Report, gflags, host, repeats};
+use super::{CommonArgs, HugePageKind, Report, gflags, present, within};
 use crate::host::HostInfo;
 use crate::output::OutputArgs;
 use crate::progress::Progress;
@@ -146,14 +146,7 @@ Exit status: 0 done, 2 a call failed.";
 /// Measures, prints and keeps the result.
 pub fn run(args: &ShmAllocArgs) -> anyhow::Result<Outcome> {
     let plan = Plan::of(&args.flags, &args.common)?;
-    let output = args.output.open()?;
-    let host = host(args.output.quiet);
-    let progress = output.progress(u64::from(args.common.repeat) * STEPS);
-    let report = repeats::measure(args.common.repeat, |_| measure(&plan, host.clone(), &progress))?;
-    drop(progress);
-    output.emit(&report.result, &report.text)?;
-    report.verdict()?;
-    Ok(Outcome::Done)
+    present(&args.common, &args.output, STEPS, |host, progress| measure(&plan, host, progress))
 }
 
 /// What is measured.
@@ -175,10 +168,6 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn of(flags: &AllocFlags, common: &CommonArgs) -> anyhow::Result<Self> {
         common.check()?;
-        let within = |flag, value, most| {
-            ensure!((1..=most).contains(&value), "{flag} is {value}: give 1 to {most}");
-            Ok(value)
-        };
         let plan = Self {
             num_iterations: within("--num_iterations", flags.num_iterations, MAX_ITERATIONS)?,
             min_size_kb: within("--min_size_kb", flags.min_size_kb, MAX_SIZE_KB)?,

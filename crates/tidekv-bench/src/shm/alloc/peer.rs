@@ -120,7 +120,7 @@ struct Peer {
 impl Peers {
     /// Starts all but one of the processes that were asked for; they are ready when this returns.
     pub(super) fn start(dir: &RuntimeDir, name: &ArenaName, plan: &Plan, chunk: usize) -> anyhow::Result<Self> {
-        let program = std::env::current_exe().context("this program cannot find itself")?;
+        let program = tidekv_cli::program::named_path().context("this program cannot find itself")?;
         let mut peers = Self(Vec::new());
         for number in 1..plan.procs {
             let mut child = Command::new(&program)

@@ -2,6 +2,10 @@
 //!
 //! Segments of an arena are memory, so these are small ones, filled with blocks of 64 KiB. Every block carries its
 //! number, and a lookup is right if it leads to the block of that number.
+//!
+//! Few and many segments are measured in turns, pass by pass: what disturbs the machine for a while disturbs both. They
+//! hold the same number of blocks, as a workload has as many requests in few segments as in many: what grows is the number
+//! of segments, and not how much of the blocks' words fits into the caches.
 
 use std::fs;
 use std::hint::black_box;
@@ -18,12 +22,13 @@ use crate::random::Random;
 use crate::shm::chunks::{Chunks, chunk_len, clock_ns};
 use crate::shm::tidy_up::{Named, Undisturbed};
 
-/// The arena's smallest segment.
-const SEGMENT: u64 = 256 << 10;
 const BLOCK: usize = 64 << 10;
-/// The two ends of the growth that is promised to be small.
+/// As many as the arena's smallest segment holds.
+const BLOCKS_PER_SEGMENT: u32 = 4;
+/// The two ends of the growth that is promised to be small, and the blocks that both hold.
 const FEW: u32 = 10;
 const MANY: u32 = 10_000;
+const GROWTH_BLOCKS: u32 = MANY * BLOCKS_PER_SEGMENT;
 
 const TIME: Duration = Duration::from_millis(100);
 const MAX_PASSES: usize = 200;
@@ -58,15 +63,17 @@ impl Growth {
 }
 
 pub(super) fn growth(plan: &Plan) -> anyhow::Result<Growth> {
-    let few = measure(plan, FEW)?;
-    let needed = u64::from(MANY) * SEGMENT;
+    let needed = 2 * u64::from(GROWTH_BLOCKS) * BLOCK as u64;
     let room = available_bytes().unwrap_or(u64::MAX).min(baseline::free_bytes()?);
     // A benchmark that pushes other people's memory out measures that.
     if room < 2 * needed {
         let reason = format!("{} MiB are free and twice {} are wanted", room >> 20, needed >> 20);
-        return Ok(Growth { few, many: Err(reason) });
+        return Ok(Growth { few: measure(plan, FEW)?, many: Err(reason) });
     }
-    Ok(Growth { few, many: Ok(measure(plan, MANY)?) })
+    let mut few = Measurement::new(plan, Scene::new(plan, FEW, GROWTH_BLOCKS.div_ceil(FEW).next_power_of_two())?);
+    let mut many = Measurement::new(plan, Scene::new(plan, MANY, BLOCKS_PER_SEGMENT)?);
+    run(&mut [&mut few, &mut many]);
+    Ok(Growth { few: few.times, many: Ok(many.times) })
 }
 
 /// What the kernel thinks can be had without swapping.
@@ -77,25 +84,49 @@ fn available_bytes() -> Option<u64> {
 }
 
 pub(super) fn measure(plan: &Plan, segments: u32) -> anyhow::Result<HandleTimes> {
-    let scene = Scene::new(plan, segments)?;
-    let mut random = Random::seeded(plan.seed);
-    let numbers: Vec<usize> = (0..plan.num_lookups).map(|_| random.below(scene.handles.len())).collect();
-    let requests: Vec<Handle> = numbers.iter().map(|&number| scene.handles[number]).collect();
-    let wrong = numbers.iter().filter(|&&number| !scene.leads_to(number)).count() as u64;
-    let found = requests.iter().filter(|handle| scene.arena.address(**handle).is_ok()).count() as u64;
-    let expected: Vec<usize> =
-        requests.iter().map(|handle| scene.arena.block(*handle).map_or(0, |b| b.as_ptr().addr())).collect();
+    let mut one = Measurement::new(plan, Scene::new(plan, segments, BLOCKS_PER_SEGMENT)?);
+    run(&mut [&mut one]);
+    Ok(one.times)
+}
 
-    let (len, clock) = (chunk_len(requests.len()), clock_ns());
-    let mut times = HandleTimes {
-        segments,
-        independent: Chunks::new(len, clock),
-        dependent: Chunks::new(len, clock),
-        found,
-        wrong,
-    };
+/// Passes in turns, for as long as each has its time.
+fn run(all: &mut [&mut Measurement]) {
     let started = Instant::now();
+    let time = TIME * u32::try_from(all.len()).unwrap_or(1);
     for _ in 0..MAX_PASSES {
+        all.iter_mut().for_each(|one| one.pass());
+        if started.elapsed() > time {
+            break;
+        }
+    }
+}
+
+/// An arena, what is looked for in it, and how long that took.
+struct Measurement {
+    scene: Scene,
+    requests: Vec<Handle>,
+    expected: Vec<usize>,
+    times: HandleTimes,
+}
+
+impl Measurement {
+    fn new(plan: &Plan, scene: Scene) -> Self {
+        let mut random = Random::seeded(plan.seed);
+        let numbers: Vec<usize> = (0..plan.num_lookups).map(|_| random.below(scene.handles.len())).collect();
+        let requests: Vec<Handle> = numbers.iter().map(|&number| scene.handles[number]).collect();
+        let wrong = numbers.iter().filter(|&&number| !scene.leads_to(number)).count() as u64;
+        let found = requests.iter().filter(|handle| scene.arena.address(**handle).is_ok()).count() as u64;
+        let expected =
+            requests.iter().map(|handle| scene.arena.block(*handle).map_or(0, |b| b.as_ptr().addr())).collect();
+        let (len, clock) = (chunk_len(requests.len()), clock_ns());
+        let (independent, dependent) = (Chunks::new(len, clock), Chunks::new(len, clock));
+        let times = HandleTimes { segments: scene.segments, independent, dependent, found, wrong };
+        Self { scene, requests, expected, times }
+    }
+
+    fn pass(&mut self) {
+        let Self { scene, requests, expected, times } = self;
+        let len = chunk_len(requests.len());
         for (chunk, expected) in requests.chunks_exact(len).zip(expected.chunks_exact(len)) {
             let right = expected.iter().fold(0usize, |sum, address| sum.wrapping_add(*address));
             let sum = times.independent.time(|| independent(&scene.arena, chunk));
@@ -103,11 +134,7 @@ pub(super) fn measure(plan: &Plan, segments: u32) -> anyhow::Result<HandleTimes>
             let sum = times.dependent.time(|| dependent(&scene.arena, chunk));
             times.wrong += u64::from(sum != right);
         }
-        if started.elapsed() > TIME {
-            break;
-        }
     }
-    Ok(times)
 }
 
 fn address(arena: &Arena, handle: Handle) -> usize {
@@ -135,16 +162,18 @@ struct Scene {
     arena: Arena,
     dir: RuntimeDir,
     name: ArenaName,
+    segments: u32,
     handles: Vec<Handle>,
     _local: LocalArena,
     _note: Named,
 }
 
 impl Scene {
-    fn new(plan: &Plan, segments: u32) -> anyhow::Result<Self> {
-        let all = Bytes(u64::from(segments) * SEGMENT);
+    fn new(plan: &Plan, segments: u32, blocks_per_segment: u32) -> anyhow::Result<Self> {
+        let segment = u64::from(blocks_per_segment) * BLOCK as u64;
+        let all = Bytes(u64::from(segments) * segment);
         let config = ArenaConfig {
-            segment: Bytes(SEGMENT),
+            segment: Bytes(segment),
             initial: all,
             limit: all,
             huge_pages: plan.hugepages.of_arena(),
@@ -156,6 +185,7 @@ impl Scene {
         let arena = Arena::create(&dir, &name, &config, Prefault::Off)
             .with_context(|| format!("an arena of {segments} segments ({all}) cannot be made"))?;
         let note = undisturbed.note(arena.path());
+        plan.hugepages.warn_unless_granted(&arena);
         let mut local = arena.local()?;
         let mut handles = Vec::new();
         while let Ok(handle) = local.alloc(BLOCK) {
@@ -163,12 +193,13 @@ impl Scene {
             arena.block(handle)?.copy_in(0, &number.to_le_bytes())?;
             handles.push(handle);
         }
-        let scene = Self { arena, dir, name, handles, _local: local, _note: note };
-        let mut seen: Vec<u32> = scene.handles.iter().map(|handle| handle.segment()).collect();
+        // Segments are powers of two, so few large ones hold a little more than many small ones.
+        handles.truncate(GROWTH_BLOCKS as usize);
+        let mut seen: Vec<u32> = handles.iter().map(|handle| handle.segment()).collect();
         seen.sort_unstable();
         seen.dedup();
         ensure!(seen.len() == segments as usize, "only {} of {segments} segments have blocks", seen.len());
-        Ok(scene)
+        Ok(Self { arena, dir, name, segments, handles, _local: local, _note: note })
     }
 
     /// Whether handle and address lead to the block of this number.

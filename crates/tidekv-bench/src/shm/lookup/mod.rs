@@ -32,7 +32,7 @@ use clap::Args;
 use serde::Serialize;
 use tidekv_cli::exit::Outcome;
 
-use super::{CommonArgs, HugePageKind, Report, host, repeats};
+use super::{CommonArgs, HugePageKind, Report, present, within};
 use crate::host::HostInfo;
 use crate::output::OutputArgs;
 use crate::progress::Progress;
@@ -86,14 +86,7 @@ Exit status: 0 done, 2 a lookup found the wrong segment or a call failed.";
 /// Measures, prints and keeps the result.
 pub fn run(args: &ShmLookupArgs) -> anyhow::Result<Outcome> {
     let plan = Plan::of(&args.flags, &args.common)?;
-    let output = args.output.open()?;
-    let host = host(args.output.quiet);
-    let progress = output.progress(u64::from(args.common.repeat) * STEPS);
-    let report = repeats::measure(args.common.repeat, |_| measure(&plan, host.clone(), &progress))?;
-    drop(progress);
-    output.emit(&report.result, &report.text)?;
-    report.verdict()?;
-    Ok(Outcome::Done)
+    present(&args.common, &args.output, STEPS, |host, progress| measure(&plan, host, progress))
 }
 
 /// What is measured.
@@ -109,10 +102,6 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn of(flags: &LookupFlags, common: &CommonArgs) -> anyhow::Result<Self> {
         common.check()?;
-        let within = |flag, value, most| {
-            ensure!((1..=most).contains(&value), "{flag} is {value}: give 1 to {most}");
-            Ok(value)
-        };
         let plan = Self {
             num_segments: within("--num_segments", flags.num_segments, MAX_SEGMENTS)?,
             num_lookups: within("--num_lookups", flags.num_lookups, MAX_LOOKUPS)?,

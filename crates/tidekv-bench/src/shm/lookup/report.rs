@@ -104,5 +104,5 @@ fn summary(searches: &[Search], ours: &HandleTimes, growth: &Growth) -> String {
     }
     let factor = growth.factor().map_or("-".to_owned(), |factor| format!("{factor:.2}"));
     let factor = growth.many.as_ref().map_or_else(|reason| format!("not measured: {reason}"), |_| factor);
-    text + &format!("Growth from 10 to 10000 segments: {factor}\n")
+    text + &format!("Growth from 10 to 10000 segments (the same number of blocks): {factor}\n")
 }

@@ -32,7 +32,7 @@ use tidekv_cli::exit::Outcome;
 use tidekv_shm::baseline::SharedMemory;
 use tidekv_shm::copy::{Copier, CopyOptions, Destination, Method, Profile, ProfileSource};
 
-use super::{CommonArgs, HugePageKind, Report, gflags, host, repeats};
+use super::{CommonArgs, HugePageKind, Report, gflags, present, within};
 use crate::host::HostInfo;
 use crate::output::OutputArgs;
 use crate::progress::Progress;
@@ -153,14 +153,7 @@ Exit status: 0 done, 2 a copy differs from its source or a call failed.";
 /// Measures, prints and keeps the result.
 pub fn run(args: &ShmTransferArgs) -> anyhow::Result<Outcome> {
     let plan = Plan::of(&args.flags, &args.common)?;
-    let output = args.output.open()?;
-    let host = host(args.output.quiet);
-    let progress = output.progress(u64::from(args.common.repeat) * plan.steps());
-    let report = repeats::measure(args.common.repeat, |_| measure(&plan, host.clone(), &progress))?;
-    drop(progress);
-    output.emit(&report.result, &report.text)?;
-    report.verdict()?;
-    Ok(Outcome::Done)
+    present(&args.common, &args.output, plan.steps(), |host, progress| measure(&plan, host, progress))
 }
 
 /// What is measured.
@@ -181,10 +174,6 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn of(flags: &TransferFlags, common: &CommonArgs) -> anyhow::Result<Self> {
         common.check()?;
-        let within = |flag, value, most| {
-            ensure!((1..=most).contains(&value), "{flag} is {value}: give 1 to {most}");
-            Ok(value)
-        };
         let plan = Self {
             transfer_size_kb: within("--transfer_size_kb", flags.transfer_size_kb, MEMORY_MB << 10)?,
             max_transfer_size_mb: within("--max_transfer_size_mb", flags.max_transfer_size_mb, MEMORY_MB)?,

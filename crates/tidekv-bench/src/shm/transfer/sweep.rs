@@ -10,13 +10,12 @@ use crate::progress::Progress;
 use crate::shm::chunks::nanos;
 use crate::stats::{Samples, to_f64};
 
-/// Turns of each contender.
-const ROUNDS: u32 = 5;
+/// Turns of each contender. Many short ones: what disturbs the machine for a while disturbs all of them.
+const ROUNDS: u32 = 25;
 /// For fewer than 500 transfers.
 const FEW_ROUNDS: u32 = 3;
-/// Blocks from here on take milliseconds: they have one sample a turn, and more turns.
+/// Blocks from here on take milliseconds: they have one sample a turn.
 const LARGE: usize = 16 << 20;
-const LARGE_TIMES: u32 = 2;
 
 /// Samples of a turn.
 const SAMPLES: usize = 8;
@@ -115,7 +114,7 @@ fn measure_row(
     let blocks = (bytes / len).max(1);
     let mut row = Row { len, temperature, sample_bytes: blocks * len, samples, differing: 0 };
     let rounds = if plan.num_transfers < 500 { FEW_ROUNDS } else { ROUNDS };
-    let (rounds, samples_of_turn) = if len >= LARGE { (LARGE_TIMES * rounds, 1) } else { (rounds, SAMPLES) };
+    let samples_of_turn = if len >= LARGE { 1 } else { SAMPLES };
     let settling = if temperature == Temperature::Hot { 1 } else { SETTLE_BYTES.div_ceil(len) };
     for round in 0..rounds as usize {
         let count = row.samples.len();
