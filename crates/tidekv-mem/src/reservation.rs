@@ -169,6 +169,23 @@ impl Reservation {
         }
     }
 
+    /// Waits for the device and gives the memory of every page back that no other call is changing; the addresses stay
+    /// taken. For owners that end while others, such as tensors, still know the addresses. Says how many pages keep memory
+    /// that the system will not take. Does nothing in a forked child.
+    pub fn unmap_all(&self) -> u32 {
+        let has_memory = |page: &PageId| matches!(self.page_use(*page), Some(PageUse::Mapped | PageUse::Stuck));
+        let held: Vec<PageId> = (0..self.placement.page_count()).map(PageId).filter(has_memory).collect();
+        if held.is_empty() || self.birth.is_foreign() {
+            return 0;
+        }
+        if self.backend.capabilities().needs_fence {
+            // As at the end: work that already failed is no reason to stay.
+            let _ = self.backend.synchronise();
+        }
+        let refused = |page| matches!(self.unmap_pages(&[page]), Err(UnmapError::Stuck { .. }));
+        held.into_iter().map(|page| u32::from(refused(page))).sum()
+    }
+
     /// Copies bytes of one page out: a mapped one, or any where unmapped addresses read as zeros.
     ///
     /// # Errors

@@ -61,10 +61,10 @@ impl Drop for Context {
     }
 }
 
-/// The thread's context is ours until this is dropped. Driver calls that need a context are methods of this (see
-/// `memory.rs`). Whoever keeps it keeps the [`Context`] too.
+/// The thread's context is a device's until this is dropped. Driver calls that need a context are methods of this (see
+/// `memory.rs`). Whoever keeps it keeps the device too.
 #[derive(Debug)]
-pub(super) struct Entered {
+pub struct Entered {
     pub(super) driver: &'static Driver,
     pushed: bool,
     /// Current contexts belong to threads: not `Send`, not `Sync`.

@@ -15,28 +15,37 @@ use tidekv_core::units::Bytes;
 use crate::MemError;
 
 /// A CUresult as the driver returns it.
-pub(super) type Code = c_int;
+pub type Code = c_int;
 
 const SUCCESS: Code = 0;
 const ERROR_OUT_OF_MEMORY: Code = 2;
 const ERROR_NO_DEVICE: Code = 100;
 
+/// A table of driver functions, each found by its symbol when the table is made.
+///
+/// Other crates make tables of their own for what they ask of the driver (streams, kernels, graphs), and look it up with
+/// [`CudaDevice::functions`](crate::cuda::CudaDevice::functions).
+#[macro_export]
 macro_rules! driver_functions {
-    ($($(#[$doc:meta])* $field:ident = $symbol:literal ( $($argument:ty),* );)*) => {
-        /// The driver, once loaded.
+    ($(#[$meta:meta])* $vis:vis struct $table:ident, names $names:ident {
+        $($field:ident = $symbol:literal ( $($argument:ty),* );)*
+    }) => {
+        $(#[$meta])*
         #[derive(Debug)]
-        pub(super) struct Driver {
-            $($(#[$doc])* pub(super) $field: unsafe extern "C" fn($($argument),*) -> Code,)*
+        $vis struct $table {
+            $($vis $field: unsafe extern "C" fn($($argument),*) -> $crate::cuda::Code,)*
         }
 
-        impl Driver {
-            /// Finds every function, or says which one this driver lacks.
-            fn look_up() -> Result<Self, MemError> {
+        // SAFETY: each symbol is the driver's function of this name, whose C signature these types spell.
+        unsafe impl $crate::cuda::FunctionTable for $table {
+            fn look_up(find: &dyn Fn(&'static str) -> Result<*const (), $crate::MemError>) -> Result<Self, $crate::MemError> {
                 Ok(Self {
                     $($field: {
-                        // SAFETY: the symbol is the driver's function of this name, whose C signature these types spell.
-                        let found = unsafe { function::<unsafe extern "C" fn($($argument),*) -> Code>($symbol) };
-                        found.ok_or_else(|| unavailable(format!("the driver is too old, it has no {}: update it to series 550 or later", $symbol)))?
+                        let address = find($symbol)?;
+                        // SAFETY: a function of the driver, which is never unloaded; its signature as above.
+                        unsafe {
+                            std::mem::transmute::<*const (), unsafe extern "C" fn($($argument),*) -> $crate::cuda::Code>(address)
+                        }
                     },)*
                 })
             }
@@ -44,52 +53,72 @@ macro_rules! driver_functions {
 
         /// The functions' own names, for error texts.
         #[allow(non_upper_case_globals, dead_code, reason = "named like the fields they belong to; a few are never checked")]
-        pub(super) mod symbol {
-            $(pub(in crate::cuda) const $field: &str = $symbol;)*
+        $vis mod $names {
+            $(pub(crate) const $field: &str = $symbol;)*
         }
     };
 }
 
-driver_functions! {
-    init = "cuInit"(c_uint);
-    driver_version = "cuDriverGetVersion"(*mut c_int);
-    error_name = "cuGetErrorName"(Code, *mut *const c_char);
-    error_text = "cuGetErrorString"(Code, *mut *const c_char);
-    device_count = "cuDeviceGetCount"(*mut c_int);
-    device_get = "cuDeviceGet"(*mut CUdevice, c_int);
-    device_name = "cuDeviceGetName"(*mut c_char, c_int, CUdevice);
-    device_uuid = "cuDeviceGetUuid_v2"(*mut sys::CUuuid, CUdevice);
-    device_attribute = "cuDeviceGetAttribute"(*mut c_int, c_int, CUdevice);
-    context_retain = "cuDevicePrimaryCtxRetain"(*mut CUcontext, CUdevice);
-    context_release = "cuDevicePrimaryCtxRelease_v2"(CUdevice);
-    context_current = "cuCtxGetCurrent"(*mut CUcontext);
-    context_push = "cuCtxPushCurrent_v2"(CUcontext);
-    context_pop = "cuCtxPopCurrent_v2"(*mut CUcontext);
-    context_synchronize = "cuCtxSynchronize"();
-    mem_info = "cuMemGetInfo_v2"(*mut usize, *mut usize);
-    granularity = "cuMemGetAllocationGranularity"(*mut usize, *const CUmemAllocationProp, sys::CUmemAllocationGranularity_flags);
-    address_reserve = "cuMemAddressReserve"(*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
-    address_free = "cuMemAddressFree"(CUdeviceptr, usize);
-    create = "cuMemCreate"(*mut CUmemGenericAllocationHandle, usize, *const CUmemAllocationProp, c_ulonglong);
-    release = "cuMemRelease"(CUmemGenericAllocationHandle);
-    map = "cuMemMap"(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, c_ulonglong);
-    unmap = "cuMemUnmap"(CUdeviceptr, usize);
-    set_access = "cuMemSetAccess"(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
-    export = "cuMemExportToShareableHandle"(*mut c_void, CUmemGenericAllocationHandle, sys::CUmemAllocationHandleType, c_ulonglong);
-    copy_in = "cuMemcpyHtoD_v2"(CUdeviceptr, *const c_void, usize);
-    copy_out = "cuMemcpyDtoH_v2"(*mut c_void, CUdeviceptr, usize);
-    set_u8 = "cuMemsetD8_v2"(CUdeviceptr, u8, usize);
-}
-
-/// A function of the library that cudarc loaded.
+/// A table made by [`driver_functions!`](crate::driver_functions).
 ///
 /// # Safety
-/// The library is present, and `F` is the C signature of the function of that name.
-unsafe fn function<F: Copy>(name: &str) -> Option<F> {
-    // SAFETY: present, by the caller's promise, so this does not panic; it is never unloaded.
+/// Every function of the table has the C signature of the driver's function with its symbol.
+pub unsafe trait FunctionTable: Sized {
+    /// Finds every function, or fails with what `find` says of the first one that this driver lacks.
+    ///
+    /// # Errors
+    /// What `find` answers.
+    fn look_up(find: &dyn Fn(&'static str) -> Result<*const (), MemError>) -> Result<Self, MemError>;
+}
+
+driver_functions! {
+    /// The driver, once loaded.
+    pub(super) struct Driver, names symbol {
+        init = "cuInit"(c_uint);
+        driver_version = "cuDriverGetVersion"(*mut c_int);
+        error_name = "cuGetErrorName"(Code, *mut *const c_char);
+        error_text = "cuGetErrorString"(Code, *mut *const c_char);
+        device_count = "cuDeviceGetCount"(*mut c_int);
+        device_get = "cuDeviceGet"(*mut CUdevice, c_int);
+        device_name = "cuDeviceGetName"(*mut c_char, c_int, CUdevice);
+        device_uuid = "cuDeviceGetUuid_v2"(*mut sys::CUuuid, CUdevice);
+        device_attribute = "cuDeviceGetAttribute"(*mut c_int, c_int, CUdevice);
+        context_retain = "cuDevicePrimaryCtxRetain"(*mut CUcontext, CUdevice);
+        context_release = "cuDevicePrimaryCtxRelease_v2"(CUdevice);
+        context_current = "cuCtxGetCurrent"(*mut CUcontext);
+        context_push = "cuCtxPushCurrent_v2"(CUcontext);
+        context_pop = "cuCtxPopCurrent_v2"(*mut CUcontext);
+        context_synchronize = "cuCtxSynchronize"();
+        mem_info = "cuMemGetInfo_v2"(*mut usize, *mut usize);
+        granularity = "cuMemGetAllocationGranularity"(*mut usize, *const CUmemAllocationProp, sys::CUmemAllocationGranularity_flags);
+        address_reserve = "cuMemAddressReserve"(*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
+        address_free = "cuMemAddressFree"(CUdeviceptr, usize);
+        create = "cuMemCreate"(*mut CUmemGenericAllocationHandle, usize, *const CUmemAllocationProp, c_ulonglong);
+        release = "cuMemRelease"(CUmemGenericAllocationHandle);
+        map = "cuMemMap"(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, c_ulonglong);
+        unmap = "cuMemUnmap"(CUdeviceptr, usize);
+        set_access = "cuMemSetAccess"(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
+        export = "cuMemExportToShareableHandle"(*mut c_void, CUmemGenericAllocationHandle, sys::CUmemAllocationHandleType, c_ulonglong);
+        copy_in = "cuMemcpyHtoD_v2"(CUdeviceptr, *const c_void, usize);
+        copy_out = "cuMemcpyDtoH_v2"(*mut c_void, CUdeviceptr, usize);
+        set_u8 = "cuMemsetD8_v2"(CUdeviceptr, u8, usize);
+        alloc = "cuMemAlloc_v2"(*mut CUdeviceptr, usize);
+        free = "cuMemFree_v2"(CUdeviceptr);
+        host_alloc = "cuMemHostAlloc"(*mut *mut c_void, usize, c_uint);
+        host_free = "cuMemFreeHost"(*mut c_void);
+        host_address = "cuMemHostGetDevicePointer_v2"(*mut CUdeviceptr, *mut c_void, c_uint);
+    }
+}
+
+/// The address of a function of the library that cudarc loaded, which is there: see [`Driver::load`].
+pub(super) fn find(symbol: &'static str) -> Result<*const (), MemError> {
+    // SAFETY: present, as above, so this does not panic; it is never unloaded.
     let library = unsafe { sys::culib() };
-    // SAFETY: the signature is the caller's promise.
-    unsafe { library.get::<F>(name.as_bytes()) }.ok().map(|symbol| *symbol)
+    // SAFETY: only the address is taken, whatever the signature.
+    let found = unsafe { library.get::<*const ()>(symbol.as_bytes()) };
+    found.map(|address| *address).map_err(|_| {
+        unavailable(format!("the driver is too old, it has no {symbol}: update it to series 550 or later"))
+    })
 }
 
 impl Driver {
@@ -106,7 +135,7 @@ impl Driver {
                     .to_owned(),
             ));
         }
-        let driver = Self::look_up()?;
+        let driver = Self::look_up(&find)?;
         // SAFETY: cuInit takes no pointers and may be called at any time, by any thread, repeatedly.
         let code = unsafe { (driver.init)(0) };
         if code == ERROR_NO_DEVICE {
@@ -125,7 +154,7 @@ impl Driver {
     pub(super) fn check(&self, function: &'static str, code: Code, wanted: Bytes) -> Result<(), MemError> {
         match code {
             SUCCESS => Ok(()),
-            ERROR_OUT_OF_MEMORY => Err(MemError::OutOfMemory { wanted, free: self.free() }),
+            ERROR_OUT_OF_MEMORY => Err(MemError::OutOfMemory { wanted, free: self.free_bytes() }),
             code => {
                 let (name, meaning) = self.describe(code);
                 Err(MemError::Driver { function, code, name, meaning })
@@ -134,7 +163,7 @@ impl Driver {
     }
 
     /// Free memory of the current context's device, for error texts.
-    fn free(&self) -> Option<Bytes> {
+    fn free_bytes(&self) -> Option<Bytes> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: two places to write to; without a current context the driver answers with an error.
         let code = unsafe { (self.mem_info)(&raw mut free, &raw mut total) };

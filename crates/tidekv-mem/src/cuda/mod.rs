@@ -13,6 +13,7 @@
 //! whoever unmaps must know that the device is done with the page ([`Capabilities::needs_fence`]).
 
 mod context;
+mod device;
 mod driver;
 mod handles;
 mod memory;
@@ -30,6 +31,10 @@ use tidekv_core::units::Bytes;
 use crate::meter::{Call, CallMeter};
 use crate::reservation::check_granular;
 use crate::{Backend, Capabilities, MemError, MemoryInfo, RawPages, Region, RegionOptions};
+pub use context::Entered;
+pub use device::{CudaDevice, DeviceMemory, PinnedMemory};
+pub use driver::{Code, FunctionTable};
+
 use context::Context;
 use driver::{Driver, call, unavailable};
 use handles::Handles;

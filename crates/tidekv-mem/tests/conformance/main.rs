@@ -117,6 +117,7 @@ backend_suite! {
     promises::out_of_memory_is_a_value,
     promises::unmapped_addresses_can_read_as_zeros,
     promises::dropping_gives_all_back,
+    promises::everything_can_be_unmapped_and_the_addresses_stay,
     promises::bad_page_sizes_are_refused,
     faults::a_failing_call_leaves_no_trace,
     faults::stuck_memory_is_counted_and_retried,

@@ -167,6 +167,20 @@ pub(crate) fn dropping_gives_all_back(rig: &Rig) {
     }
 }
 
+pub(crate) fn everything_can_be_unmapped_and_the_addresses_stay(rig: &Rig) {
+    let reservation = reserve(&rig.backend, rig.page, 8);
+    let base = reservation.base_address();
+    assert_eq!(reservation.unmap_all(), 0, "nothing to do");
+    reservation.map_pages(&pages([1, 4, 7])).unwrap();
+    mark(&reservation, 4, 9);
+    assert_eq!(reservation.unmap_all(), 0);
+    rig.backend.trim_cache().unwrap();
+    assert_eq!((reservation.mapped_pages(), rig.backend.held()), (0, Bytes::ZERO));
+    assert!(matches!(reservation.read(start(&reservation, 4), &mut [0]), Err(MemError::NotMapped { .. })));
+    reservation.map_pages(&pages([4])).expect("the addresses are there");
+    assert_eq!((reservation.base_address(), marked(&reservation, 4)), (base, Some(0)));
+}
+
 pub(crate) fn bad_page_sizes_are_refused(rig: &Rig) {
     let granularity = rig.backend.capabilities().granularity;
     for bad in [Bytes(1), Bytes(granularity.0 - 1), Bytes(granularity.0 * 3 / 2)] {
