@@ -1,5 +1,5 @@
-//! The command line: `kvbench <vmm|alloc|frag|idle|share|map-parallel|tp-ipc|shm|shm-alloc|shm-lookup|shm-transfer|hold|compare|
-//! completions|man>`.
+//! The command line: `kvbench <vmm|alloc|frag|idle|share|map-parallel|tp-ipc|prepare-batch|shm|shm-alloc|shm-lookup|
+//! shm-transfer|hold|compare|completions|man>`.
 //!
 //! Each subcommand owns its arguments, its examples and its `run`; this module only lists them. What a
 //! subcommand reports is an [`Outcome`] or an error, and [`exit`](tidekv_cli::exit) turns either into a code.
@@ -14,7 +14,7 @@ use tidekv_cli::logging;
 
 use crate::output::warn;
 use crate::shm::gflags::with_long_flags;
-use crate::{alloc, compare, crew, frag, generate, hold, idle, map_parallel, share, shm, tp_ipc, vmm};
+use crate::{alloc, compare, crew, frag, generate, hold, idle, map_parallel, prepare_batch, share, shm, tp_ipc, vmm};
 use tidekv_cli::exit::Outcome;
 
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("TIDEKV_COMMIT"), ")");
@@ -60,6 +60,8 @@ pub enum Command {
     MapParallel(map_parallel::MapParallelArgs),
     /// Map pages on all workers of a scheduler, and see what the message costs
     TpIpc(tp_ipc::TpIpcArgs),
+    /// Prepare steps: block tables and attention metadata, on the CPU and on a GPU
+    PrepareBatch(prepare_batch::PrepareBatchArgs),
     /// Shared memory: the next three, one after the other
     Shm(shm::suite::ShmArgs),
     /// Allocate blocks of shared memory, by system calls and from the arena
@@ -107,6 +109,7 @@ impl Cli {
             Command::Share(args) => share::run(args),
             Command::MapParallel(args) => map_parallel::run(args),
             Command::TpIpc(args) => tp_ipc::run(args),
+            Command::PrepareBatch(args) => prepare_batch::run(args),
             Command::Shm(args) => shm::suite::run(args),
             Command::ShmAlloc(args) => shm::alloc::run(args),
             Command::ShmLookup(args) => shm::lookup::run(args),

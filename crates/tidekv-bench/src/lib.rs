@@ -15,6 +15,7 @@
 //!   map_parallel  processes that map at once
 //!   tp_ipc        a scheduler and its workers
 //!   shm           blocks in shared memory: allocate, look up, copy
+//!   prepare_batch block tables and attention metadata of a step
 //!   hold          a pool to look at                compare   two results, one verdict
 //!   generate      completions and man pages
 //!
@@ -43,6 +44,7 @@ pub mod list;
 pub mod map_parallel;
 pub mod output;
 pub mod prefix_cache;
+pub mod prepare_batch;
 pub mod progress;
 pub mod random;
 mod ranks;
