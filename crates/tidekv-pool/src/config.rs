@@ -18,7 +18,7 @@ use std::time::Duration;
 use tidekv_core::geometry::{ChunkChoice, GeometryConfig, GeometryError};
 use tidekv_core::size::SizeError;
 use tidekv_core::units::{Bytes, GroupId};
-use tidekv_mem::{Backend, UnmappedReads};
+use tidekv_mem::{Backend, Reservation, UnmappedReads};
 use tidekv_shm::{DeviceName, NameError, PoolName, RuntimeDir};
 
 use crate::fleet::FleetGroup;
@@ -55,6 +55,9 @@ impl Default for Share {
 pub enum MemorySource {
     /// A device of this process.
     Backend(Arc<dyn Backend>),
+    /// Pages of a reservation that others know too, such as tensors. It has the placement of the pool's geometry, and its
+    /// pages are the pool's alone until the pool is gone.
+    Reservation(Arc<Reservation>),
     /// The workers of a fleet, each on its own device. This process needs none.
     Fleet(FleetGroup),
 }
@@ -72,6 +75,9 @@ pub struct PoolConfig {
     pub device: Option<DeviceName>,
     /// Sizes and layout.
     pub geometry: GeometryConfig,
+    /// Use the first so many pages alone, of a reservation that others made larger; `None` for all. Ids stay below what
+    /// that many pages have.
+    pub usable_pages: Option<u32>,
     /// What reads of unmapped addresses do.
     pub unmapped_reads: UnmappedReads,
     /// Folder of segments and ledgers.
@@ -131,6 +137,27 @@ pub enum ConfigError {
         /// As given.
         value: f64,
     },
+    /// The reservation was made for other pages than the geometry has.
+    #[error(
+        "the reservation has {have} pages of {have_bytes} and the geometry {want} of {want_bytes}, or they lie otherwise: \
+         make both from the same numbers"
+    )]
+    Placement {
+        /// Pages of the reservation.
+        have: u32,
+        /// What one of them costs.
+        have_bytes: Bytes,
+        /// Pages of the geometry.
+        want: u32,
+        /// What one of them costs.
+        want_bytes: Bytes,
+    },
+    /// Somebody else mapped pages of the reservation.
+    #[error("{pages} pages of the reservation are mapped already: unmap them before a pool is opened over it")]
+    PagesInUse {
+        /// How many.
+        pages: u32,
+    },
     /// A weight of zero would mean a pool that never gets anything.
     #[error("a weight of 0 is not a share: give at least 1, or a ceiling of 0 to take the pool's memory away")]
     Weight,
@@ -163,6 +190,7 @@ impl PoolConfig {
             memory,
             device: None,
             geometry,
+            usable_pages: None,
             unmapped_reads: UnmappedReads::default(),
             runtime_dir: RuntimeDir::from_env(),
             budget: None,
@@ -211,12 +239,16 @@ impl PoolConfig {
             self.utilization =
                 parsed.ok_or_else(|| bad("KVCACHED_GPU_UTILIZATION", &text, "a number above 0 and at most 1"))?;
         }
-        self.reserve = reserve_from(&get, self.reserve)?;
+        self.reserve = self.reserve.with_variables(get)?;
         Ok(self)
     }
 
     fn has_host_memory(&self) -> bool {
-        matches!(&self.memory, MemorySource::Backend(backend) if backend.capabilities().name != "cuda")
+        match &self.memory {
+            MemorySource::Backend(backend) => backend.capabilities().name != "cuda",
+            MemorySource::Reservation(reservation) => reservation.backend().capabilities().name != "cuda",
+            MemorySource::Fleet(_) => false,
+        }
     }
 
     /// Checks what types alone do not.
@@ -242,33 +274,41 @@ fn bad(variable: &'static str, value: &str, wanted: &'static str) -> ConfigError
     ConfigError::Variable { variable, value: value.to_owned(), wanted }
 }
 
-fn reserve_from(get: &impl Fn(&str) -> Option<String>, given: ReservePolicy) -> Result<ReservePolicy, ConfigError> {
-    let pages = |variable: &'static str| -> Result<Option<u32>, ConfigError> {
-        let Some(text) = get(variable) else { return Ok(None) };
-        text.trim().parse().map(Some).map_err(|_| bad(variable, &text, "a number of pages"))
-    };
-    let min = pages("KVCACHED_MIN_RESERVED_PAGES")?;
-    let max = pages("KVCACHED_MAX_RESERVED_PAGES")?;
-    let prealloc = match get("KVCACHED_PAGE_PREALLOC_ENABLED") {
-        None => true,
-        Some(text) => match text.trim().to_ascii_lowercase().as_str() {
-            "true" | "1" | "yes" | "on" => true,
-            "false" | "0" | "no" | "off" => false,
-            _ => return Err(bad("KVCACHED_PAGE_PREALLOC_ENABLED", &text, "true or false")),
-        },
-    };
-    let policy = match (min, max) {
-        (None, None) => given,
-        (Some(min), None) => ReservePolicy::Fixed { min, max: KVCACHED_MAX_RESERVED.max(min) },
-        (None, Some(max)) => ReservePolicy::Fixed { min: KVCACHED_MIN_RESERVED.min(max), max },
-        (Some(min), Some(max)) if min > max => return Err(ConfigError::Reserve { min, max }),
-        (Some(min), Some(max)) => ReservePolicy::Fixed { min, max },
-    };
-    Ok(match policy {
-        _ if prealloc => policy,
-        ReservePolicy::Fixed { max, .. } => ReservePolicy::Fixed { min: 0, max },
-        ReservePolicy::Auto => ReservePolicy::Fixed { min: 0, max: 1 },
-    })
+impl ReservePolicy {
+    /// Lets `KVCACHED_MIN_RESERVED_PAGES`, `KVCACHED_MAX_RESERVED_PAGES` and `KVCACHED_PAGE_PREALLOC_ENABLED` decide what
+    /// they speak about.
+    ///
+    /// # Errors
+    /// [`ConfigError`] names the variable that is malformed.
+    pub fn with_variables(self, variable: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
+        let get = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
+        let pages = |variable: &'static str| -> Result<Option<u32>, ConfigError> {
+            let Some(text) = get(variable) else { return Ok(None) };
+            text.trim().parse().map(Some).map_err(|_| bad(variable, &text, "a number of pages"))
+        };
+        let min = pages("KVCACHED_MIN_RESERVED_PAGES")?;
+        let max = pages("KVCACHED_MAX_RESERVED_PAGES")?;
+        let prealloc = match get("KVCACHED_PAGE_PREALLOC_ENABLED") {
+            None => true,
+            Some(text) => match text.trim().to_ascii_lowercase().as_str() {
+                "true" | "1" | "yes" | "on" => true,
+                "false" | "0" | "no" | "off" => false,
+                _ => return Err(bad("KVCACHED_PAGE_PREALLOC_ENABLED", &text, "true or false")),
+            },
+        };
+        let policy = match (min, max) {
+            (None, None) => self,
+            (Some(min), None) => ReservePolicy::Fixed { min, max: KVCACHED_MAX_RESERVED.max(min) },
+            (None, Some(max)) => ReservePolicy::Fixed { min: KVCACHED_MIN_RESERVED.min(max), max },
+            (Some(min), Some(max)) if min > max => return Err(ConfigError::Reserve { min, max }),
+            (Some(min), Some(max)) => ReservePolicy::Fixed { min, max },
+        };
+        Ok(match policy {
+            _ if prealloc => policy,
+            ReservePolicy::Fixed { max, .. } => ReservePolicy::Fixed { min: 0, max },
+            ReservePolicy::Auto => ReservePolicy::Fixed { min: 0, max: 1 },
+        })
+    }
 }
 
 #[cfg(test)]

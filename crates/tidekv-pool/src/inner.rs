@@ -21,6 +21,7 @@ use tidekv_fork::Birth;
 use tidekv_shm::{EventKind, LedgerEntry, LedgerView, Note, PoolName, PoolSegment, Reason};
 
 use crate::account::{Account, Figures};
+use crate::departures::Cause;
 use crate::error::PoolError;
 use crate::grow::Progress;
 use crate::limits::{LimitState, LimitStatus, Limits, Verdict};
@@ -38,6 +39,8 @@ pub(crate) struct Inner {
     pub(crate) name: PoolName,
     pub(crate) group: GroupId,
     pub(crate) geometry: Geometry,
+    /// Pages that are used: all of the geometry's, unless told otherwise.
+    pub(crate) page_count: u32,
     pub(crate) table: TableLock,
     pub(crate) limits: Mutex<Limits>,
     /// The ceiling in force, which operators may change in the ledger.
@@ -103,7 +106,7 @@ impl Inner {
     /// The limit in whole pages: the operator's, under the ceiling, under the reservation.
     fn limit_pages(&self) -> u32 {
         let bytes = self.limits().bytes().0.min(self.ceiling.load(Relaxed));
-        u32::try_from(bytes / self.page_bytes().0).unwrap_or(u32::MAX).min(self.geometry.page_count())
+        u32::try_from(bytes / self.page_bytes().0).unwrap_or(u32::MAX).min(self.page_count)
     }
 
     /// Makes the table obey the limit in force. Says whether that changed anything.
@@ -113,6 +116,9 @@ impl Inner {
         let changed = table.blocks.pages().limit() != pages;
         if changed {
             table.blocks.set_limit(pages);
+            // Before the next allocation could take them: idle pages above the limit are on their way out from here on.
+            let surplus = table.blocks.shrink_plan().retire;
+            table.retire(surplus, Cause::Limit);
             table.publish();
         }
         changed
@@ -181,7 +187,7 @@ impl Inner {
             group_id: self.group,
             limit_bytes: limits.bytes(),
             effective_limit_bytes: bytes(limit_pages),
-            current_capacity_bytes: bytes(self.geometry.page_count()),
+            current_capacity_bytes: bytes(self.page_count),
             revision: limits.revision(),
             mapped_bytes: bytes(counts.held()),
             remaining_bytes: bytes(limit_pages.saturating_sub(counts.held())),

@@ -89,10 +89,10 @@ pub mod worker;
 
 pub use config::{ConfigError, DEFAULT_DECAY, MemorySource, PoolConfig, Share};
 pub use error::{PoolError, Shortage};
-pub use fleet::{Fleet, FleetConfig, FleetError, FleetGroup, RankFault, RankId, Scope};
+pub use fleet::{Fleet, FleetConfig, FleetError, FleetGroup, FleetPages, RankFault, RankId, Scope};
 pub use limits::{LimitState, LimitStatus};
 pub use pool::KvPool;
 pub use reclaim::ReclaimRequest;
 pub use reserve::{AUTO_RESERVE_MAX, ReservePolicy};
 pub use snapshot::PoolSnapshot;
-pub use worker::{Worker, WorkerConfig, WorkerGroupConfig};
+pub use worker::{Worker, WorkerConfig, WorkerGroupConfig, WorkerGroups};

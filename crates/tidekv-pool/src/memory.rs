@@ -9,6 +9,7 @@
 //! | owed, and still to be had  | the ledger of the device says    | also what the ranks say of their devices            |
 //! | idle pages                 | the ledger of the device is told | the ranks are told as well                          |
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidekv_core::pages::Fence;
@@ -20,8 +21,41 @@ use crate::fleet::{FleetError, Kept, OpenGroup, RankId};
 
 #[derive(Debug)]
 pub(crate) enum PoolMemory {
-    Own(Reservation),
+    Own(OwnPages),
     Fleet(OpenGroup),
+}
+
+/// A reservation whose addresses others may know; its pages are the pool's.
+#[derive(Debug)]
+pub(crate) struct OwnPages(Arc<Reservation>);
+
+impl OwnPages {
+    pub(crate) fn new(reservation: Arc<Reservation>) -> Self {
+        Self(reservation)
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Reservation> {
+        &self.0
+    }
+}
+
+impl std::ops::Deref for OwnPages {
+    type Target = Reservation;
+
+    fn deref(&self) -> &Reservation {
+        &self.0
+    }
+}
+
+impl Drop for OwnPages {
+    /// Tensors may keep the addresses for long; the memory goes with the pool.
+    fn drop(&mut self) {
+        // Of a reservation that nobody else knows, its own end does the same.
+        let stuck = if Arc::strong_count(&self.0) > 1 { self.0.unmap_all() } else { 0 };
+        if stuck > 0 {
+            tracing::warn!(stuck, "pages that the driver will not take back stay until their addresses are gone");
+        }
+    }
 }
 
 /// Why pages were not mapped. None of them is, except those that are held without use.
@@ -111,9 +145,9 @@ impl PoolMemory {
         }
     }
 
-    pub(crate) fn reservation(&self) -> Option<&Reservation> {
+    pub(crate) fn reservation(&self) -> Option<&Arc<Reservation>> {
         match self {
-            Self::Own(reservation) => Some(reservation),
+            Self::Own(pages) => Some(pages.shared()),
             Self::Fleet(_) => None,
         }
     }

@@ -24,7 +24,7 @@ use crate::grow::{Progress, Purpose};
 use crate::inner::Inner;
 use crate::keeper::Runner;
 use crate::limits::Limits;
-use crate::memory::PoolMemory;
+use crate::memory::{OwnPages, PoolMemory};
 use crate::reclaim::Mailbox;
 use crate::reserve::Reserve;
 use crate::table::TableLock;
@@ -41,11 +41,17 @@ pub(crate) fn open(config: PoolConfig) -> Result<(Arc<Inner>, Runner), PoolError
     let memory = match &config.memory {
         MemorySource::Backend(backend) => {
             let options = RegionOptions { unmapped_reads: config.unmapped_reads };
-            PoolMemory::Own(Reservation::new(Arc::clone(backend), *geometry.placement(), options)?)
+            let reservation = Reservation::new(Arc::clone(backend), *geometry.placement(), options)?;
+            PoolMemory::Own(OwnPages::new(Arc::new(reservation)))
+        }
+        MemorySource::Reservation(reservation) => {
+            check_fits(reservation, &geometry)?;
+            PoolMemory::Own(OwnPages::new(Arc::clone(reservation)))
         }
         MemorySource::Fleet(group) => PoolMemory::Fleet(group.open(geometry.page_count()).map_err(PoolError::Fleet)?),
     };
-    let limit = config.limit.unwrap_or_else(|| capacity(&geometry));
+    let page_count = config.usable_pages.map_or(geometry.page_count(), |pages| pages.min(geometry.page_count()));
+    let limit = config.limit.unwrap_or_else(|| capacity(&geometry, page_count));
 
     let (name, segment) = take_name(&config, limit)?;
     let account = take_entry(&config, &name, &geometry, limit)?;
@@ -56,7 +62,8 @@ pub(crate) fn open(config: PoolConfig) -> Result<(Arc<Inner>, Runner), PoolError
         name,
         group: config.group,
         geometry,
-        table: TableLock::new(BlockAllocator::new(geometry.page_count(), geometry.blocks_per_page())?),
+        page_count,
+        table: TableLock::new(BlockAllocator::new(page_count, geometry.blocks_per_page())?),
         limits: Mutex::new(Limits::new(limit)),
         ceiling: AtomicU64::new(config.share.ceiling.unwrap_or(UNLIMITED).0),
         bell: Bell::new().map_err(PoolError::system("eventfd"))?,
@@ -74,7 +81,7 @@ pub(crate) fn open(config: PoolConfig) -> Result<(Arc<Inner>, Runner), PoolError
     if config.null_block {
         inner.grow(1, Purpose::NullBlock, config.wait.max(NULL_BLOCK_WAIT), &mut Vec::new())?;
     }
-    let reserve = Reserve::new(config.reserve, geometry.page_count(), geometry.page_bytes(), config.decay);
+    let reserve = Reserve::new(config.reserve, page_count, geometry.page_bytes(), config.decay);
     let runner = Runner::start(Arc::clone(&inner), reserve)?;
     Ok((inner, runner))
 }
@@ -107,11 +114,15 @@ fn take_entry(config: &PoolConfig, name: &PoolName, geometry: &Geometry, limit: 
         ..EntrySpec::new(name.clone(), config.group, geometry.page_bytes())
     };
     let named = |id: &str| DeviceName::new(id).map_err(ConfigError::Name);
-    let capacity = capacity(geometry);
+    let capacity = capacity(geometry, geometry.page_count());
     let (device, memory, backend, budget) = match &config.memory {
         MemorySource::Backend(backend) => {
             let memory = backend.memory()?;
             (named(&backend.capabilities().id)?, memory, Some(Arc::clone(backend)), config.budget)
+        }
+        MemorySource::Reservation(reservation) => {
+            let backend = reservation.backend();
+            (named(&backend.capabilities().id)?, backend.memory()?, Some(Arc::clone(backend)), config.budget)
         }
         // No device of ours: a ledger of this pool alone, so that limits, counters and tools are as everywhere.
         MemorySource::Fleet(_) => {
@@ -130,8 +141,25 @@ fn take_entry(config: &PoolConfig, name: &PoolName, geometry: &Geometry, limit: 
     terms.register(spec).map_err(PoolError::Ledger)
 }
 
-fn capacity(geometry: &Geometry) -> Bytes {
-    Bytes(geometry.page_bytes().0 * u64::from(geometry.page_count()))
+/// Whether a pool with this geometry can have a reservation that somebody else made.
+fn check_fits(reservation: &Reservation, geometry: &Geometry) -> Result<(), ConfigError> {
+    let (have, want) = (reservation.placement(), geometry.placement());
+    if have != want {
+        return Err(ConfigError::Placement {
+            have: have.page_count(),
+            have_bytes: have.page_bytes(),
+            want: want.page_count(),
+            want_bytes: want.page_bytes(),
+        });
+    }
+    match reservation.mapped_pages() + reservation.stuck_pages() {
+        0 => Ok(()),
+        pages => Err(ConfigError::PagesInUse { pages }),
+    }
+}
+
+fn capacity(geometry: &Geometry, page_count: u32) -> Bytes {
+    Bytes(geometry.page_bytes().0 * u64::from(page_count))
 }
 
 /// `fleet-<pool>`. Longer names than a device may have are told apart by a number made of the whole.

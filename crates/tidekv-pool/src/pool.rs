@@ -59,11 +59,12 @@ impl KvPool {
     /// Address of byte 0 of the reservation, the same for the life of the pool. `None` on a fleet, where every worker has
     /// its own.
     pub fn base_address(&self) -> Option<u64> {
-        self.reservation().map(Reservation::base_address)
+        self.reservation().map(|reservation| reservation.base_address())
     }
 
-    /// The reservation, to read and write bytes through. `None` on a fleet, whose memory is the workers'.
-    pub fn reservation(&self) -> Option<&Reservation> {
+    /// The reservation, to read and write bytes through. `None` on a fleet, whose memory is the workers'. Who keeps it
+    /// longer than the pool keeps its addresses: their memory goes with the pool.
+    pub fn reservation(&self) -> Option<&Arc<Reservation>> {
         self.inner.memory.reservation()
     }
 
@@ -114,6 +115,16 @@ impl KvPool {
     /// As there, after the wait.
     #[inline]
     pub fn alloc_within(&self, count: u32, wait: Duration, out: &mut Vec<BlockLease>) -> Result<(), PoolError> {
+        if self.alloc_mapped(count, out)? { Ok(()) } else { self.inner.grow(count, Purpose::Lease, wait, out) }
+    }
+
+    /// The part of [`alloc`](Self::alloc) that waits for nothing and makes no system call but to wake the background
+    /// thread: leases `count` blocks of memory that is mapped. False, and nothing leased, where that is too little.
+    ///
+    /// # Errors
+    /// [`PoolError::Forked`].
+    #[inline]
+    pub fn alloc_mapped(&self, count: u32, out: &mut Vec<BlockLease>) -> Result<bool, PoolError> {
         self.inner.check_birth()?;
         let (taken, look) = {
             let mut table = self.inner.table.lock();
@@ -123,7 +134,7 @@ impl KvPool {
         if look {
             self.inner.bell.ring();
         }
-        if taken { Ok(()) } else { self.inner.grow(count, Purpose::Lease, wait, out) }
+        Ok(taken)
     }
 
     /// Ends these leases, all or none. Pages that become empty stay mapped and are not unmapped before `fence`.
@@ -176,6 +187,14 @@ impl KvPool {
             self.inner.bell.ring();
         }
         if taken { Ok(()) } else { self.inner.grow(count, Purpose::SetAside, self.wait, &mut Vec::new()) }
+    }
+
+    /// The blocks that are set aside, oldest first.
+    pub fn reserved_blocks(&self) -> Vec<BlockIndex> {
+        if self.inner.check_birth().is_err() {
+            return Vec::new();
+        }
+        self.inner.table.lock().blocks.set_aside().collect()
     }
 
     /// Leases `count` of the blocks set aside, first those that were set aside first.

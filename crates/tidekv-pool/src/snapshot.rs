@@ -4,7 +4,6 @@
 //! Pages are pages of all layers; *physical* means mapped.
 
 use tidekv_core::units::Bytes;
-use tidekv_mem::Reservation;
 use tidekv_shm::Counters;
 
 use crate::inner::Inner;
@@ -118,8 +117,8 @@ impl PoolSnapshot {
             used_bytes: bytes(pages.in_use),
             prealloc_bytes: bytes(pages.held() - pages.in_use),
             ledger_bytes: inner.account.granted(),
-            witness_bytes: inner.memory.reservation().and_then(Reservation::witness),
-            total_pages: geometry.page_count(),
+            witness_bytes: inner.memory.reservation().and_then(|reservation| reservation.witness()),
+            total_pages: inner.page_count,
             free_pages: pages.reserved,
             inuse_pages: pages.in_use,
             reserved_pages: pages.idle,

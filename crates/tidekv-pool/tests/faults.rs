@@ -229,9 +229,7 @@ proptest! {
         pool.clear().unwrap();
         let _ = pool.trim();
         device.until("the ledger is empty", |view| view.entries[0].reserved == Bytes::ZERO);
-        let snapshot = pool.snapshot();
-        prop_assert_eq!((snapshot.mapped_bytes, snapshot.ledger_bytes), (Bytes::ZERO, Bytes::ZERO));
-        prop_assert_eq!(snapshot.witness_bytes, Some(Bytes::ZERO));
+        prop_assert_eq!(assert_balanced(&pool).mapped_bytes, Bytes::ZERO);
         prop_assert_eq!(device.backend.held(), Bytes::ZERO);
     }
 }

@@ -12,7 +12,7 @@ use tidekv_core::geometry::{Capacity, ChunkChoice, KvShape};
 use tidekv_core::units::Bytes;
 use tidekv_mem::Backend;
 use tidekv_mem::host::{HostBackend, HostOptions};
-use tidekv_pool::{KvPool, MemorySource, PoolConfig, ReservePolicy};
+use tidekv_pool::{ConfigError, KvPool, MemorySource, PoolConfig, PoolError, ReservePolicy};
 use tidekv_shm::DeviceName;
 
 const PAGES: u32 = 12;
@@ -58,6 +58,65 @@ fn idle_memory_changes_hands_quickly() {
 
     assert_eq!(assert_balanced(&rich).mapped_bytes, Bytes::ZERO);
     assert_eq!(assert_balanced(&poor).mapped_bytes, Bytes(page.0 * u64::from(PAGES)));
+}
+
+/// Tensors keep a reservation for longer than its pool: the memory goes with the pool, the addresses with them.
+#[test]
+fn a_reservation_that_others_know_outlives_its_pool_without_memory() {
+    let device = Device::new(0);
+    let backend: Arc<dyn Backend> = Arc::new(HostBackend::open(HostOptions::default()).unwrap());
+    let own = config(&device, &backend, "own");
+    let pool = KvPool::open(own.clone()).unwrap();
+    let mut leases = Vec::new();
+    pool.alloc(1, &mut leases).unwrap();
+    let kept = Arc::clone(pool.reservation().expect("memory of its own"));
+    assert!(kept.mapped_pages() > 0);
+    drop(pool);
+    assert_eq!((kept.mapped_pages(), kept.witness()), (0, Some(Bytes::ZERO)));
+
+    // The next pool over the same addresses.
+    let over =
+        |config: &PoolConfig| PoolConfig { memory: MemorySource::Reservation(Arc::clone(&kept)), ..config.clone() };
+    let again = KvPool::open(over(&own)).unwrap();
+    again.alloc(1, &mut leases).unwrap();
+    assert_eq!(again.base_address(), Some(kept.base_address()));
+    let refused = KvPool::open(over(&own)).unwrap_err();
+    assert!(matches!(refused, PoolError::Config(ConfigError::PagesInUse { .. })), "{refused}");
+    assert_eq!(assert_balanced(&again).mapped_bytes, kept.mapped_bytes());
+    drop(again);
+
+    let mut other = own;
+    other.geometry.capacity = Capacity::Pages(PAGES + 1);
+    let refused = KvPool::open(over(&other)).unwrap_err();
+    assert!(matches!(refused, PoolError::Config(ConfigError::Placement { have: PAGES, .. })), "{refused}");
+}
+
+/// An engine asks for fewer blocks than its tensors have room for, and indexes tables of its own with our ids.
+#[test]
+fn a_pool_may_use_the_first_pages_of_a_larger_reservation() {
+    const USED: u32 = 3;
+    let device = Device::new(0);
+    let backend: Arc<dyn Backend> = Arc::new(HostBackend::open(HostOptions::default()).unwrap());
+    let config = PoolConfig { usable_pages: Some(USED), wait: SOON, ..config(&device, &backend, "first") };
+    let pool = KvPool::open(config).unwrap();
+    let now = pool.snapshot();
+    let blocks = USED * now.blocks_per_page;
+    assert_eq!((now.total_pages, now.total_blocks, now.limit_pages), (USED, blocks, USED));
+    assert_eq!(pool.geometry().page_count(), PAGES);
+
+    pool.reserve(5).unwrap();
+    assert_eq!(pool.reserved_blocks().len(), 5);
+    let aside = pool.reserved_blocks();
+    let mut leases = Vec::new();
+    pool.alloc_reserved(5, &mut leases).unwrap();
+    assert_eq!(leases.iter().map(|lease| lease.block).collect::<Vec<_>>(), aside);
+
+    pool.alloc(blocks - 5, &mut leases).unwrap();
+    assert!(leases.iter().all(|lease| lease.block.0 < blocks));
+    // A limit above it adds no page.
+    assert_eq!(pool.resize(Bytes(u64::MAX)).unwrap().effective_limit_bytes.0, now.page_bytes.0 * u64::from(USED));
+    assert!(matches!(pool.alloc_within(1, Duration::ZERO, &mut leases), Err(PoolError::Exhausted { .. })));
+    assert_balanced(&pool);
 }
 
 /// An allocation met pages that the pool's own thread was mapping ahead, which count as held, and was refused although

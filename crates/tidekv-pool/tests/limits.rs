@@ -74,6 +74,21 @@ fn a_limit_below_use_is_deferred_until_blocks_are_freed() {
 }
 
 #[test]
+fn idle_pages_above_a_new_limit_are_leased_to_nobody() {
+    let device = Device::new(16);
+    let pool = device.pool("a");
+    for revision in (1..40).step_by(2) {
+        let leases = alloc(&pool, 6 * BLOCKS);
+        pool.free(&leases, NO_WORK).unwrap();
+        pool.set_limit(pages(2), revision).unwrap();
+        let refused = pool.alloc(3 * BLOCKS, &mut Vec::new()).unwrap_err();
+        assert!(matches!(refused, PoolError::Exhausted { shortage: Shortage::Limit { .. }, .. }), "{refused}");
+        pool.set_limit(pages(16), revision + 1).unwrap();
+    }
+    assert_balanced(&pool);
+}
+
+#[test]
 fn an_idle_engine_shrinks_without_being_called() {
     let device = Device::new(16);
     let pool = device.pool("a");

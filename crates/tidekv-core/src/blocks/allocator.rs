@@ -95,7 +95,12 @@ impl BlockAllocator {
         self.free_mapped_blocks() + self.pages().claimable() * self.blocks_per_page()
     }
 
-    /// Blocks set aside for [`alloc_reserved`](Self::alloc_reserved).
+    /// The blocks set aside for [`alloc_reserved`](Self::alloc_reserved), in the order in which it takes them.
+    pub fn set_aside(&self) -> impl Iterator<Item = BlockIndex> + '_ {
+        self.set_aside.iter().copied()
+    }
+
+    /// How many blocks are set aside.
     pub fn reserved_blocks(&self) -> u32 {
         u32::try_from(self.set_aside.len()).expect("a pool has fewer than 2^31 blocks")
     }

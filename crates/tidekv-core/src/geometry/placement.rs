@@ -72,7 +72,10 @@ impl Placement {
     }
 
     /// `handles_per_page` regions side by side; every page has one handle in each.
-    pub(super) fn regions(handle_bytes: Bytes, page_count: u32, handles_per_page: u32) -> Result<Self, GeometryError> {
+    ///
+    /// # Errors
+    /// As [`uniform`](Self::uniform).
+    pub fn regions(handle_bytes: Bytes, page_count: u32, handles_per_page: u32) -> Result<Self, GeometryError> {
         Self { handles_per_page, ..Self::strided(handle_bytes, handle_bytes, page_count)? }.checked()
     }
 

@@ -326,6 +326,31 @@ impl Exchange {
         Ok(said.into_iter().map(pages).collect())
     }
 
+    /// Whether every rank of the scope knows the group.
+    pub(super) fn has_group(&self, group: GroupId, scope: Scope) -> Result<bool, FleetError> {
+        let mut wires = self.wires();
+        let (ranks, epoch) = {
+            let book = self.book();
+            let ranks = book.ranks_of(scope)?;
+            if let Some(obstacle) = book.obstacle(ranks.clone(), Instant::now()) {
+                return Err(obstacle);
+            }
+            (ranks.collect::<Vec<_>>(), book.settled())
+        };
+        let mut all = true;
+        for (rank, verdict) in self.ask(&mut wires, group, epoch, &ranks, &Deed::Held, self.deadline()) {
+            match verdict? {
+                Verdict::Refused(refusal) if refusal.kind == RefusalKind::UnknownGroup => all = false,
+                Verdict::Refused(refusal) => {
+                    let at = self.book().id(rank);
+                    return Err(FleetError::Rank { at, fault: RankFault::Refused(refusal) });
+                }
+                Verdict::Held(_) | Verdict::Done => {}
+            }
+        }
+        Ok(all)
+    }
+
     /// A rank whose book contradicts ours starts over: it gives everything back when the connection ends.
     pub(super) fn distrust(&self, wires: &mut Wires, rank: RankIndex) {
         let id = self.book().id(rank);

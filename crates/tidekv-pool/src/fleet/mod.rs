@@ -237,6 +237,15 @@ impl Fleet {
         self.0.held(group)
     }
 
+    /// Whether every rank of the scope has this group, so that a pool can be opened on it.
+    ///
+    /// # Errors
+    /// [`FleetError::Rank`] names a rank that did not answer.
+    pub fn has_group(&self, group: GroupId, scope: Scope) -> Result<bool, FleetError> {
+        self.0.check_birth()?;
+        self.0.has_group(group, scope)
+    }
+
     /// Counts a rank out: what waits for it no longer does, and every map says that it is excluded. Waits for an operation
     /// that is under way.
     ///
@@ -298,9 +307,44 @@ impl FleetGroup {
         self.scope
     }
 
+    /// Takes the group to map its pages by hand, without a pool that decides.
+    ///
+    /// # Errors
+    /// As opening a pool on it: a rank that is missing or does not have the group, a group that is in use.
+    pub fn take(&self, page_count: u32) -> Result<FleetPages, FleetError> {
+        self.open(page_count).map(FleetPages)
+    }
+
     pub(crate) fn open(&self, page_count: u32) -> Result<OpenGroup, FleetError> {
         self.fleet.0.open_group(self.group, self.scope, page_count)?;
         Ok(OpenGroup { exchange: Arc::clone(&self.fleet.0), group: self.group })
+    }
+}
+
+/// Pages of a group that are mapped by hand. Dropping it gives them back.
+#[derive(Debug)]
+pub struct FleetPages(OpenGroup);
+
+impl FleetPages {
+    /// Maps pages on every rank, or on none.
+    ///
+    /// # Errors
+    /// [`FleetError`] names the rank that stood in the way.
+    pub fn map(&self, pages: &[PageId]) -> Result<(), FleetError> {
+        self.0.map(pages)
+    }
+
+    /// Gives pages back on every rank, each behind `fence` on its own device.
+    ///
+    /// # Errors
+    /// Why some page is kept on some rank; those may be unmapped again.
+    pub fn unmap(&self, pages: &[PageId], fence: Fence) -> Result<(), FleetError> {
+        self.0.unmap(pages, |_| fence).map_err(|kept| kept.error)
+    }
+
+    /// Looks after the fleet where that is due, which a pool's thread does for its own. Says when to come again.
+    pub fn tend(&self) -> Duration {
+        self.0.tend()
     }
 }
 

@@ -20,7 +20,7 @@ mod group;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tidekv_core::units::{Bytes, GroupId, PageId, Step};
@@ -105,6 +105,14 @@ impl WorkerGroupConfig {
 pub struct Worker {
     server: WorkerServer,
     hand: Hand,
+    groups: WorkerGroups,
+}
+
+/// The groups of a worker, to which more can be added while it runs: an engine makes its caches after its workers. Clones
+/// are the same groups. They outlive the worker, but nobody orders anything of them then.
+#[derive(Clone, Debug)]
+pub struct WorkerGroups {
+    groups: Arc<Mutex<BTreeMap<GroupId, WorkerGroup>>>,
     pool: PoolName,
     rank: RankId,
     runtime_dir: RuntimeDir,
@@ -119,50 +127,22 @@ impl Worker {
         let WorkerConfig { pool, rank, socket_root, runtime_dir, fence, fence_patience } = config;
         let dir = socket_root.map_or_else(|| SocketDir::from_env(&pool), |root| SocketDir::new(root, &pool));
         let server = WorkerServer::bind(&dir, rank.stage, rank.rank)?;
-        let hand = Hand { groups: BTreeMap::new(), fence, fence_patience, served: false };
-        Ok(Self { server, hand, pool, rank, runtime_dir })
+        let groups = WorkerGroups { groups: Arc::default(), pool, rank, runtime_dir };
+        let hand = Hand { groups: groups.clone(), fence, fence_patience, served: false };
+        Ok(Self { server, hand, groups })
+    }
+
+    /// Its groups, to add more from another thread.
+    pub fn groups(&self) -> WorkerGroups {
+        self.groups.clone()
     }
 
     /// Adds a group and takes its place in the device's ledger.
     ///
     /// # Errors
-    /// As opening a pool: settings that make no sense, a ledger that is not usable.
+    /// As [`WorkerGroups::add`].
     pub fn add_group(&mut self, config: WorkerGroupConfig) -> Result<(), PoolError> {
-        let WorkerGroupConfig { group, reservation, device, budget, utilization, share } = config;
-        if share.weight == 0 {
-            return Err(ConfigError::Weight.into());
-        }
-        let backend = reservation.backend();
-        let device = match device {
-            Some(device) => device,
-            None => DeviceName::new(&backend.capabilities().id).map_err(ConfigError::Name)?,
-        };
-        let spec = EntrySpec {
-            floor: share.floor,
-            ceiling: share.ceiling.unwrap_or(UNLIMITED),
-            weight: share.weight,
-            priority: share.priority,
-            ..EntrySpec::new(self.entry_name()?, group, reservation.placement().page_bytes())
-        };
-        let memory = backend.memory()?;
-        let backend = Some(Arc::clone(backend));
-        let terms = Terms { runtime_dir: &self.runtime_dir, device, memory, backend, budget, utilization };
-        let account = terms.register(spec).map_err(PoolError::Ledger)?;
-        let mut group_state = WorkerGroup::new(reservation, account);
-        group_state.tend();
-        self.hand.groups.insert(group, group_state);
-        Ok(())
-    }
-
-    /// `<pool>-w<rank>`, with the stage before the rank where there are several.
-    fn entry_name(&self) -> Result<PoolName, ConfigError> {
-        const LONGEST: usize = 64;
-        let suffix = match self.rank {
-            RankId { stage: 0, rank } => format!("-w{rank}"),
-            RankId { stage, rank } => format!("-pp{stage}-w{rank}"),
-        };
-        let stem: String = self.pool.as_str().chars().take(LONGEST - suffix.len()).collect();
-        PoolName::new(&(stem + &suffix)).map_err(|error: NameError| ConfigError::Name(error))
+        self.groups.add(config)
     }
 
     /// Drawn anew for every worker.
@@ -188,10 +168,64 @@ impl Worker {
     }
 }
 
+impl WorkerGroups {
+    /// Adds a group and takes its place in the device's ledger. Waits for an order that is being carried out.
+    ///
+    /// # Errors
+    /// As opening a pool: settings that make no sense, a ledger that is not usable.
+    pub fn add(&self, config: WorkerGroupConfig) -> Result<(), PoolError> {
+        let WorkerGroupConfig { group, reservation, device, budget, utilization, share } = config;
+        if share.weight == 0 {
+            return Err(ConfigError::Weight.into());
+        }
+        let backend = reservation.backend();
+        let device = match device {
+            Some(device) => device,
+            None => DeviceName::new(&backend.capabilities().id).map_err(ConfigError::Name)?,
+        };
+        let spec = EntrySpec {
+            floor: share.floor,
+            ceiling: share.ceiling.unwrap_or(UNLIMITED),
+            weight: share.weight,
+            priority: share.priority,
+            ..EntrySpec::new(self.entry_name()?, group, reservation.placement().page_bytes())
+        };
+        let memory = backend.memory()?;
+        let backend = Some(Arc::clone(backend));
+        let terms = Terms { runtime_dir: &self.runtime_dir, device, memory, backend, budget, utilization };
+        let account = terms.register(spec).map_err(PoolError::Ledger)?;
+        let mut group_state = WorkerGroup::new(reservation, account);
+        group_state.tend();
+        self.lock().insert(group, group_state);
+        Ok(())
+    }
+
+    /// `<pool>-w<rank>`, with the stage before the rank where there are several.
+    fn entry_name(&self) -> Result<PoolName, ConfigError> {
+        const LONGEST: usize = 64;
+        let suffix = match self.rank {
+            RankId { stage: 0, rank } => format!("-w{rank}"),
+            RankId { stage, rank } => format!("-pp{stage}-w{rank}"),
+        };
+        let stem: String = self.pool.as_str().chars().take(LONGEST - suffix.len()).collect();
+        PoolName::new(&(stem + &suffix)).map_err(|error: NameError| ConfigError::Name(error))
+    }
+
+    /// Which there are, in the order of their numbers.
+    pub fn ids(&self) -> Vec<GroupId> {
+        self.lock().keys().copied().collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<GroupId, WorkerGroup>> {
+        // A group whose order panicked answers by its book, which is written last.
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Does what orders say.
 #[derive(Debug)]
 struct Hand {
-    groups: BTreeMap<GroupId, WorkerGroup>,
+    groups: WorkerGroups,
     fence: Option<Box<dyn DeviceFence>>,
     fence_patience: Duration,
     /// Whether a scheduler is connected.
@@ -200,7 +234,8 @@ struct Hand {
 
 impl Hand {
     fn unmap(&mut self, order: &Order, pages: &[PageId], after: Option<Step>) -> Verdict {
-        let Some(group) = self.groups.get_mut(&order.group) else { return unknown(order.group) };
+        let mut groups = self.groups.lock();
+        let Some(group) = groups.get_mut(&order.group) else { return unknown(order.group) };
         let deadline = Instant::now() + self.fence_patience;
         let device = Synchronise(Arc::clone(group.reservation().backend()));
         let fence = &mut self.fence;
@@ -210,12 +245,16 @@ impl Hand {
 
 impl Handler for Hand {
     fn handle(&mut self, order: &Order) -> Verdict {
-        let Some(group) = self.groups.get_mut(&order.group) else { return unknown(order.group) };
+        let mut groups = self.groups.lock();
+        let Some(group) = groups.get_mut(&order.group) else { return unknown(order.group) };
         group.settle(order.settled);
         group.hear_spare(order.spare_pages);
         match &order.deed {
             Deed::Map { pages, ahead } => group.map(order.epoch, pages, *ahead),
-            Deed::Unmap { pages, after } => self.unmap(order, pages, *after),
+            Deed::Unmap { pages, after } => {
+                drop(groups);
+                self.unmap(order, pages, *after)
+            }
             Deed::Abort => group.abort(order.epoch),
             Deed::Held => Verdict::Held(group.held()),
             Deed::Hello { .. } | Deed::Ping => Verdict::Done,
@@ -223,7 +262,8 @@ impl Handler for Hand {
     }
 
     fn balance(&mut self, order: &Order) -> Balance {
-        let Some(group) = self.groups.get_mut(&order.group) else { return Balance::default() };
+        let mut groups = self.groups.lock();
+        let Some(group) = groups.get_mut(&order.group) else { return Balance::default() };
         group.hear_spare(order.spare_pages);
         group.balance()
     }
@@ -234,7 +274,7 @@ impl Handler for Hand {
 
     fn scheduler_gone(&mut self) {
         self.served = false;
-        for group in self.groups.values_mut() {
+        for group in self.groups.lock().values_mut() {
             // Kernels of the last steps may still run. Work that failed is no reason to keep the memory.
             if group.holds_any()
                 && let Err(error) = group.reservation().backend().synchronise()
@@ -247,7 +287,7 @@ impl Handler for Hand {
     }
 
     fn tick(&mut self) {
-        for group in self.groups.values_mut() {
+        for group in self.groups.lock().values_mut() {
             // What the driver would not take back when the last scheduler went.
             if !self.served && group.holds_any() {
                 group.give_all_back();

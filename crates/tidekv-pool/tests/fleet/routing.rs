@@ -47,6 +47,42 @@ fn w6_groups_and_stages_are_routed_for_maps_and_unmaps() {
     }
 }
 
+/// An engine makes its caches after its workers, and may map in them without a pool.
+#[test]
+fn groups_join_a_running_worker_and_their_pages_can_be_had_by_hand() {
+    let crew = Crew::with(&[], &[], 1);
+    let mut config = WorkerConfig::new(PoolName::new(POOL).unwrap(), RankId { stage: 0, rank: 0 });
+    config.socket_root = Some(crew.dir.path().to_owned());
+    config.runtime_dir = crew.runtime_dir();
+    let mut worker = Worker::new(config).unwrap();
+    let (groups, stopper) = (worker.groups(), worker.stopper());
+    let thread = std::thread::spawn(move || worker.run());
+    let mut config = crew.fleet_config("ring");
+    config.stages = vec![1];
+    let fleet = tidekv_pool::Fleet::connect(config).unwrap();
+    assert!(!fleet.has_group(G0, Scope::AllStages).unwrap());
+    assert!(fleet.group(G0, Scope::AllStages).take(4).is_err());
+
+    let backend: Arc<dyn Backend> = Arc::new(FakeBackend::default());
+    let placement = *Geometry::new(&geometry()).unwrap().placement();
+    let reservation = Arc::new(Reservation::new(backend, placement, RegionOptions::default()).unwrap());
+    groups.add(WorkerGroupConfig::new(G0, Arc::clone(&reservation))).unwrap();
+    assert_eq!(groups.ids(), [G0]);
+    assert!(fleet.has_group(G0, Scope::AllStages).unwrap());
+
+    let by_hand = fleet.group(G0, Scope::AllStages).take(4).unwrap();
+    by_hand.map(&[PageId(1), PageId(3)]).unwrap();
+    assert_eq!(reservation.mapped_pages(), 2);
+    assert!(by_hand.map(&[PageId(3)]).is_err() && by_hand.map(&[PageId(4)]).is_err());
+    by_hand.unmap(&[PageId(1)], NO_WORK).unwrap();
+    assert_eq!(fleet.held(G0).unwrap()[0].pages, Ok(vec![PageId(3)]));
+    drop(by_hand);
+    assert_eq!(reservation.mapped_pages(), 0, "what was mapped by hand goes with the hand");
+    drop(fleet);
+    stopper.stop();
+    thread.join().unwrap().unwrap();
+}
+
 /// A device that is done with a step when the test says so.
 #[derive(Debug)]
 struct Events {
