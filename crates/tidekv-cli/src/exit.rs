@@ -31,12 +31,17 @@ pub const ERROR_CODE: u8 = 2;
 
 /// The whole of a `main`: does what the command line says, or shows what is wrong with it, and ends in one exit code.
 pub fn main_of<C>(parsed: Result<C, clap::Error>, run: impl FnOnce(&C) -> anyhow::Result<Outcome>) -> ExitCode {
+    ExitCode::from(code_of(parsed, run))
+}
+
+/// The same as a number, for programs that have a `main` of their own.
+pub fn code_of<C>(parsed: Result<C, clap::Error>, run: impl FnOnce(&C) -> anyhow::Result<Outcome>) -> u8 {
     let cli = match parsed {
         Ok(cli) => cli,
         Err(answer) => {
             // `--help` and `--version` arrive here too, and go to stdout. A reader that went away is no error.
             let _ = answer.print();
-            return if answer.use_stderr() { ExitCode::from(ERROR_CODE) } else { ExitCode::SUCCESS };
+            return if answer.use_stderr() { ERROR_CODE } else { 0 };
         }
     };
     let (code, message) = code_and_message(&run(&cli));
@@ -48,14 +53,14 @@ pub fn main_of<C>(parsed: Result<C, clap::Error>, run: impl FnOnce(&C) -> anyhow
 }
 
 /// The exit code of a finished command, and the sentence for stderr when there is one.
-fn code_and_message(outcome: &anyhow::Result<Outcome>) -> (ExitCode, Option<String>) {
+fn code_and_message(outcome: &anyhow::Result<Outcome>) -> (u8, Option<String>) {
     match outcome {
-        Ok(Outcome::Done) => (ExitCode::SUCCESS, None),
-        Ok(Outcome::Negative) => (ExitCode::from(1), None),
-        Ok(Outcome::Draining) => (ExitCode::from(3), None),
-        Ok(Outcome::Code(code)) => (ExitCode::from(*code), None),
-        Err(error) if is_broken_pipe(error) => (ExitCode::SUCCESS, None),
-        Err(error) => (ExitCode::from(ERROR_CODE), Some(format!("error: {}", sentence(error)))),
+        Ok(Outcome::Done) => (0, None),
+        Ok(Outcome::Negative) => (1, None),
+        Ok(Outcome::Draining) => (3, None),
+        Ok(Outcome::Code(code)) => (*code, None),
+        Err(error) if is_broken_pipe(error) => (0, None),
+        Err(error) => (ERROR_CODE, Some(format!("error: {}", sentence(error)))),
     }
 }
 
@@ -88,17 +93,17 @@ mod tests {
 
     #[test]
     fn every_outcome_has_its_code() {
-        assert_eq!(code_and_message(&Ok(Outcome::Done)), (ExitCode::SUCCESS, None));
-        assert_eq!(code_and_message(&Ok(Outcome::Negative)), (ExitCode::from(1), None));
-        assert_eq!(code_and_message(&Ok(Outcome::Draining)), (ExitCode::from(3), None));
-        assert_eq!(code_and_message(&Ok(Outcome::Code(7))), (ExitCode::from(7), None));
+        assert_eq!(code_and_message(&Ok(Outcome::Done)), (0, None));
+        assert_eq!(code_and_message(&Ok(Outcome::Negative)), (1, None));
+        assert_eq!(code_and_message(&Ok(Outcome::Draining)), (3, None));
+        assert_eq!(code_and_message(&Ok(Outcome::Code(7))), (7, None));
     }
 
     #[test]
     fn an_error_is_one_line_and_repeats_nothing() {
         let error = anyhow!("disk\n full").context("cannot write: disk full").context("nothing changed");
         let (code, message) = code_and_message(&Err(error));
-        assert_eq!(code, ExitCode::from(2));
+        assert_eq!(code, 2);
         assert_eq!(message.unwrap(), "error: nothing changed: cannot write: disk full");
     }
 
@@ -106,7 +111,7 @@ mod tests {
     fn a_reader_that_went_away_is_no_error() {
         let gone: anyhow::Result<Outcome> =
             Err(io::Error::from(io::ErrorKind::BrokenPipe)).context("cannot write the table");
-        assert_eq!(code_and_message(&gone), (ExitCode::SUCCESS, None));
+        assert_eq!(code_and_message(&gone), (0, None));
         let full: anyhow::Result<Outcome> = Err(io::Error::from(io::ErrorKind::StorageFull).into());
         assert!(code_and_message(&full).1.is_some());
     }

@@ -112,7 +112,7 @@ pub fn run(args: &MapParallelArgs) -> anyhow::Result<Outcome> {
         warn(warning);
     }
     let mut result = BenchResult::new("map-parallel", &plan, HostInfo::with_backend(&facts.capabilities))?;
-    let program = std::env::current_exe().context("finding kvbench itself, to start its processes")?;
+    let program = tidekv_cli::program::named_path().context("finding kvbench itself, to start its processes")?;
     let progress = output.progress(u64::from(plan.iters));
     let measured = measure::measure(&plan, &program, &progress)?;
     drop(progress);

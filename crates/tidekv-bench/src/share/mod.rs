@@ -127,7 +127,7 @@ pub fn run(args: &ShareArgs) -> anyhow::Result<Outcome> {
     let output = args.output.open()?;
     let mut result = BenchResult::new("share", &plan, HostInfo::current())?;
     let lab = Lab::new()?;
-    let program = std::env::current_exe().context("finding kvbench itself, to start workers")?;
+    let program = tidekv_cli::program::named_path().context("finding kvbench itself, to start workers")?;
     let progress = output.progress(plan.phases().len() as u64);
     let outcome = phases::measure(&plan, &lab, &program, &progress)?;
     drop(progress);

@@ -143,7 +143,7 @@ pub fn run(args: &TpIpcArgs) -> anyhow::Result<Outcome> {
         warn(warning);
     }
     let mut result = BenchResult::new("tp-ipc", &plan, HostInfo::with_backend(&facts.capabilities))?;
-    let program = std::env::current_exe().context("finding kvbench itself, to start its workers")?;
+    let program = tidekv_cli::program::named_path().context("finding kvbench itself, to start its workers")?;
     let progress = output.progress(measure::steps(&plan));
     let measured = measure::measure(&plan, &program, &progress)?;
     drop(progress);

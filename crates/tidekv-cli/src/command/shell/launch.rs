@@ -23,8 +23,7 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 use signal_hook::SigId;
 use signal_hook::consts::{SIGINT, SIGPIPE};
 
-/// This program, whatever has become of its file since it was started.
-const THIS_PROGRAM: &str = "/proc/self/exe";
+use crate::program;
 
 /// Starts processes and waits for them.
 pub(super) struct Launcher {
@@ -49,7 +48,7 @@ impl Launcher {
 
     /// Runs kvctl with these arguments.
     pub(super) fn kvctl(&self, args: &[OsString]) -> anyhow::Result<Ended> {
-        self.run(Command::new(THIS_PROGRAM).arg0("kvctl").args(args)).context("cannot start kvctl")
+        self.run(Command::new(program::path()).arg0("kvctl").args(args)).context("cannot start kvctl")
     }
 
     /// Has the system's shell carry out a line.
