@@ -1,0 +1,239 @@
+//! `/v1/completions` and `/v1/chat/completions`: from a checked [`Job`] to an answer, whole or as a stream of events.
+//!
+//! ```text
+//!   Job ── tokens ── submit, every prompt ──> [Answer] ── whole ──> one JSON object
+//!                       any refusal: 4xx               └─ stream ─> data: {chunk} ... data: [DONE]
+//! ```
+//!
+//! Prompts are accepted before the first byte is sent, so that a refusal has its status. What fails later ends a stream with
+//! an error event.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream::{self, Stream, StreamExt};
+use serde_json::{Value, json};
+
+use super::Service;
+use super::answer::{Answer, Piece};
+use super::error::ApiError;
+use super::request::{self, Job, Prompts};
+use super::response::{Choice, Envelope, Kind, LogprobWriter, UsageBody};
+use crate::handle::{FinishReason, GenerateError, GenerateRequest, Prompt, SubmitError, Usage};
+use crate::tokenizer::TokenizerError;
+
+/// Texts longer than this are tokenised on a thread that may be busy for a while.
+const LONG_TEXT_BYTES: usize = 16 << 10;
+
+pub(super) async fn completions(
+    State(service): State<Arc<Service>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    let job = request::completion(&super::whole_body(body)?, service.tokenizer.defaults())?;
+    answer(service, Kind::Text, job).await
+}
+
+pub(super) async fn chat(
+    State(service): State<Arc<Service>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    let job = request::chat(&super::whole_body(body)?, service.tokenizer.defaults())?;
+    answer(service, Kind::Chat, job).await
+}
+
+async fn answer(service: Arc<Service>, kind: Kind, mut job: Job) -> Result<Response, ApiError> {
+    service.check_model(job.model.as_deref())?;
+    let prompts = std::mem::replace(&mut job.prompts, Prompts::Tokens(Vec::new()));
+    let prompts = tokens(&service, prompts, true).await?;
+    let answers = prompts.into_iter().map(|prompt| service.submit(&job, prompt)).collect::<Result<Vec<_>, _>>()?;
+    let envelope = service.envelope(kind);
+    if job.stream {
+        let events = events(service, envelope, answers, job.include_usage);
+        Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response())
+    } else {
+        whole(&service, &envelope, answers).await
+    }
+}
+
+/// `POST /tokenize`, as vLLM has it.
+pub(super) async fn tokenize(
+    State(service): State<Arc<Service>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let (model, prompts, add_special) = request::tokenize(&super::whole_body(body)?)?;
+    service.check_model(model.as_deref())?;
+    let ids = tokens(&service, prompts, add_special).await?.concat();
+    Ok(Json(json!({"count": ids.len(), "max_model_len": service.model.context_tokens, "tokens": ids})))
+}
+
+/// `POST /detokenize`, as vLLM has it.
+pub(super) async fn detokenize(
+    State(service): State<Arc<Service>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let (model, tokens) = request::detokenize(&super::whole_body(body)?)?;
+    service.check_model(model.as_deref())?;
+    Ok(Json(json!({"prompt": service.tokenizer.decode(&tokens)})))
+}
+
+/// The ids of every prompt.
+async fn tokens(service: &Arc<Service>, prompts: Prompts, add_special: bool) -> Result<Vec<Vec<u32>>, ApiError> {
+    let is_long = prompts.text_bytes() > LONG_TEXT_BYTES;
+    let tokenizer = Arc::clone(&service.tokenizer);
+    let encode = move || -> Result<Vec<Vec<u32>>, TokenizerError> {
+        match prompts {
+            Prompts::Texts(texts) => texts.iter().map(|text| tokenizer.encode_with(text, add_special)).collect(),
+            Prompts::Tokens(several) => Ok(several),
+            Prompts::Chat(messages, options) => Ok(vec![tokenizer.encode_chat(&messages, &options)?]),
+        }
+    };
+    if !is_long {
+        return Ok(encode()?);
+    }
+    match tokio::task::spawn_blocking(encode).await {
+        Ok(tokens) => Ok(tokens?),
+        Err(error) => Err(GenerateError::Compute { what: format!("the tokenizer failed: {error}") }.into()),
+    }
+}
+
+impl Service {
+    /// Hands one prompt to the engine.
+    fn submit(&self, job: &Job, tokens: Vec<u32>) -> Result<Answer, ApiError> {
+        let max_tokens = self.room_for(tokens.len(), job.max_tokens)?;
+        let mut stop_tokens = job.stop_tokens.clone();
+        if !job.ignore_eos {
+            stop_tokens.extend_from_slice(&self.end_tokens);
+        }
+        let mut request = GenerateRequest {
+            prompt: Prompt { tokens },
+            sampling: job.sampling,
+            max_tokens,
+            // Stop tokens that the request names itself count even where the model's own do not.
+            ignore_eos: stop_tokens.is_empty(),
+            stop_tokens,
+            logprobs: job.logprobs,
+        };
+        let generation = match self.engine.submit(request.clone()) {
+            Err(SubmitError::NeverFits { capacity_tokens, .. }) if job.max_tokens.is_none() => {
+                // Nobody asked for so many: as many as memory allows.
+                let room = capacity_tokens.saturating_sub(request.prompt.tokens.len() as u64);
+                request.max_tokens = u32::try_from(room).unwrap_or(u32::MAX).clamp(1, max_tokens);
+                self.engine.submit(request.clone())?
+            }
+            other => other?,
+        };
+        let (tokenizer, metrics) = (Arc::clone(&self.tokenizer), Arc::clone(&self.metrics));
+        Ok(Answer::new(generation, &request, job.stops.clone(), tokenizer, metrics))
+    }
+
+    /// How many tokens the answer may have; more than there is room for is refused, as OpenAI does.
+    fn room_for(&self, prompt_tokens: usize, wanted: Option<u64>) -> Result<u32, SubmitError> {
+        let (prompt_tokens, context_tokens) = (prompt_tokens as u64, self.model.context_tokens);
+        let room = u64::from(context_tokens).saturating_sub(prompt_tokens);
+        if room == 0 {
+            return Err(SubmitError::PromptTooLong { prompt_tokens, context_tokens });
+        }
+        let max_tokens = wanted.unwrap_or(room);
+        match u32::try_from(max_tokens) {
+            Ok(fits) if max_tokens <= room => Ok(fits),
+            _ => Err(SubmitError::TooManyTokens { prompt_tokens, max_tokens, context_tokens }),
+        }
+    }
+}
+
+/// All answers in one object.
+async fn whole(service: &Service, envelope: &Envelope, mut answers: Vec<Answer>) -> Result<Response, ApiError> {
+    let mut choices = Vec::with_capacity(answers.len());
+    for (index, answer) in answers.iter_mut().enumerate() {
+        let mut all = Piece::default();
+        while let Some(piece) = answer.next().await {
+            let piece = piece?;
+            all.text += &piece.text;
+            all.tokens.extend(piece.tokens);
+            all.finish = piece.finish;
+        }
+        let logprobs = LogprobWriter::new(envelope.kind).of(&mut all, &service.tokenizer);
+        let finish = all.finish.unwrap_or(FinishReason::Cancelled);
+        choices.push(Choice::whole(envelope.kind, index, all.text, logprobs, finish));
+    }
+    let usage = UsageBody::sum(answers.iter().map(Answer::usage));
+    Ok(Json(envelope.whole(choices, usage)).into_response())
+}
+
+/// One answer on its way out.
+struct Outgoing {
+    index: usize,
+    answer: Answer,
+    logprobs: LogprobWriter,
+    is_open: bool,
+}
+
+/// What comes out of it.
+enum Part {
+    Choice(Choice),
+    Over(Usage),
+    Failed(ApiError),
+}
+
+/// The chunks of all answers as they come, then the usage where it was asked for, then `[DONE]`.
+fn events(
+    service: Arc<Service>,
+    envelope: Envelope,
+    answers: Vec<Answer>,
+    include_usage: bool,
+) -> impl Stream<Item = Result<SseEvent, Infallible>> {
+    let kind = envelope.kind;
+    let parts = stream::select_all(answers.into_iter().enumerate().map(|(index, answer)| {
+        let outgoing = Outgoing { index, answer, logprobs: LogprobWriter::new(kind), is_open: kind == Kind::Text };
+        let service = Arc::clone(&service);
+        stream::unfold(Some(outgoing), move |outgoing| next_part(Arc::clone(&service), kind, outgoing)).boxed()
+    }));
+    let mut usages = Vec::new();
+    let chunks = parts.map(Some).chain(stream::iter([None])).flat_map(move |part| {
+        let chunk = |choice, usage| json_event(&envelope.chunk(choice, usage));
+        let events = match part {
+            Some(Part::Choice(choice)) => vec![chunk(Some(choice), None)],
+            Some(Part::Over(usage)) => {
+                usages.push(usage);
+                Vec::new()
+            }
+            Some(Part::Failed(error)) => vec![json_event(&error.body())],
+            None => {
+                let usage = include_usage.then(|| chunk(None, Some(UsageBody::sum(usages.drain(..)))));
+                usage.into_iter().chain([SseEvent::default().data("[DONE]")]).collect()
+            }
+        };
+        stream::iter(events)
+    });
+    chunks.map(Ok)
+}
+
+async fn next_part(service: Arc<Service>, kind: Kind, outgoing: Option<Outgoing>) -> Option<(Part, Option<Outgoing>)> {
+    let mut outgoing = outgoing?;
+    if !outgoing.is_open {
+        outgoing.is_open = true;
+        return Some((Part::Choice(Choice::opening(outgoing.index)), Some(outgoing)));
+    }
+    match outgoing.answer.next().await {
+        Some(Ok(mut piece)) => {
+            let logprobs = outgoing.logprobs.of(&mut piece, &service.tokenizer);
+            let choice = Choice::part(kind, outgoing.index, piece.text, logprobs, piece.finish);
+            Some((Part::Choice(choice), Some(outgoing)))
+        }
+        Some(Err(error)) => Some((Part::Failed(error.into()), None)),
+        None => Some((Part::Over(outgoing.answer.usage()), None)),
+    }
+}
+
+fn json_event(body: &impl serde::Serialize) -> SseEvent {
+    // Our own types have nothing that JSON cannot say; were it otherwise, the client would see an error.
+    let text = serde_json::to_string(body)
+        .unwrap_or_else(|error| ApiError::from(GenerateError::Compute { what: error.to_string() }).body().to_string());
+    SseEvent::default().data(text)
+}

@@ -1,0 +1,167 @@
+//! The HTTP API: OpenAI's pages for those who ask, a few more for those who operate.
+//!
+//! ```text
+//!   POST /v1/completions        generate ── request (checked) ── answer (tokens to text) ── response (JSON, SSE)
+//!   POST /v1/chat/completions
+//!   POST /tokenize /detokenize
+//!   GET  /v1/models[/ID]        operate
+//!   GET  /health /metrics /version /is_sleeping
+//!   POST /sleep /wake_up
+//! ```
+//!
+//! Nothing here blocks: the engine answers through channels, and what may take long (sleep, long texts) runs on threads of its
+//! own. A client that goes away drops its `answer::Answer`, which cancels the request. Every refusal is an
+//! `error::ApiError` and the server goes on.
+
+mod answer;
+mod error;
+mod generate;
+mod metrics;
+mod operate;
+mod request;
+mod response;
+
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::DefaultBodyLimit;
+use axum::extract::rejection::BytesRejection;
+use axum::http::{Method, StatusCode, Uri};
+use axum::routing::{get, post};
+
+use crate::handle::{Engine, ModelInfo};
+use crate::tokenizer::Tokenizer;
+use error::ApiError;
+use metrics::Metrics;
+use response::{Envelope, Kind};
+
+/// A request may be so large.
+pub const MAX_BODY_BYTES: usize = 16 << 20;
+
+/// The name that always means the served model.
+const DEFAULT_MODEL: &str = "default";
+
+/// An engine and the tokenizer of its model, under the name that clients use.
+pub struct Service {
+    engine: Arc<dyn Engine>,
+    model: ModelInfo,
+    tokenizer: Arc<Tokenizer>,
+    /// The tokenizer's, or the model's own where it names none.
+    end_tokens: Vec<u32>,
+    name: String,
+    created: u64,
+    metrics: Arc<Metrics>,
+    /// Makes ids that no other run has.
+    run: u64,
+    requests: AtomicU64,
+}
+
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service").field("name", &self.name).field("model", &self.model).finish_non_exhaustive()
+    }
+}
+
+impl Service {
+    /// `name` is the model's name for clients; `None` for its own.
+    pub fn new(engine: Arc<dyn Engine>, tokenizer: Arc<Tokenizer>, name: Option<String>) -> Self {
+        let model = engine.model();
+        let known = tokenizer.end_tokens();
+        Self {
+            end_tokens: if known.is_empty() { model.eos.clone() } else { known.to_vec() },
+            name: name.unwrap_or_else(|| model.name.clone()),
+            created: unix_seconds(),
+            metrics: Arc::new(Metrics::default()),
+            run: RandomState::new().hash_one(std::process::id()),
+            requests: AtomicU64::new(0),
+            engine,
+            model,
+            tokenizer,
+        }
+    }
+
+    /// The name that clients use.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What is behind the API.
+    pub fn engine(&self) -> &Arc<dyn Engine> {
+        &self.engine
+    }
+
+    fn check_model(&self, asked: Option<&str>) -> Result<(), ApiError> {
+        match asked {
+            None | Some(DEFAULT_MODEL) => Ok(()),
+            Some(asked) if asked == self.name => Ok(()),
+            Some(asked) => {
+                let message =
+                    format!("the model {asked:?} is not served here: ask for {:?}, or for \"default\"", self.name);
+                Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).about("model"))
+            }
+        }
+    }
+
+    fn envelope(&self, kind: Kind) -> Envelope {
+        let prefix = match kind {
+            Kind::Text => "cmpl",
+            Kind::Chat => "chatcmpl",
+        };
+        let number = self.requests.fetch_add(1, Ordering::Relaxed);
+        let id = format!("{prefix}-{:016x}{number:08x}", self.run);
+        Envelope { kind, id, created: unix_seconds(), model: self.name.clone() }
+    }
+}
+
+/// All pages.
+pub fn router(service: Arc<Service>) -> Router {
+    Router::new()
+        .route("/v1/completions", post(generate::completions))
+        .route("/v1/chat/completions", post(generate::chat))
+        .route("/tokenize", post(generate::tokenize))
+        .route("/detokenize", post(generate::detokenize))
+        .route("/v1/models", get(operate::models))
+        .route("/v1/models/{*name}", get(operate::model))
+        .route("/health", get(operate::health))
+        .route("/ping", get(operate::health))
+        .route("/metrics", get(operate::metrics))
+        .route("/version", get(operate::version))
+        .route("/sleep", post(operate::sleep))
+        .route("/wake_up", post(operate::wake_up))
+        .route("/is_sleeping", get(operate::is_sleeping))
+        .fallback(no_such_page)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .with_state(service)
+}
+
+async fn no_such_page(method: Method, uri: Uri) -> ApiError {
+    let message = format!("there is no {method} {}: docs/serving.md lists the pages", uri.path());
+    ApiError::new(StatusCode::NOT_FOUND, "unknown_url", message)
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> ApiError {
+    let other = if method == Method::POST { "GET" } else { "POST" };
+    let message = format!("{} does not take {method}: use {other}", uri.path());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_supported", message)
+}
+
+/// The body of a request, or why it did not arrive.
+fn whole_body(body: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
+    body.map_err(|error| match error.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => {
+            let message = format!("the request is larger than {} MiB: send less at once", MAX_BODY_BYTES >> 20);
+            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+        }
+        _ => ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", format!("the body did not arrive whole: {error}")),
+    })
+}
+
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}

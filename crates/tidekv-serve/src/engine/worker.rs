@@ -1,0 +1,345 @@
+//! The engine's thread: hears commands, gives memory back when asked, computes a step, and again.
+//!
+//! ```text
+//!   awake ──sleep──> ending (nothing new; what runs ends) ──> asleep ──wake──> awake
+//!                       └── too long: Busy, awake again
+//!   any   ──stop───> ending until a deadline ──> the rest fails ──> over
+//! ```
+//!
+//! It waits for nobody but the pool, and for that only when it has nothing else to do, so every command is heard after
+//! one step at most.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
+use std::time::{Duration, Instant};
+
+use tidekv_batch::{Metadata, SeqId};
+
+use super::blocks::{Blocks, BlocksError};
+use super::front::{Command, Counters};
+use super::sequence::Sequence;
+use super::start::StartError;
+use super::step::Progress;
+use crate::compute::Compute;
+use crate::config::{EngineConfig, KvMode};
+use crate::handle::{FinishReason, GenerateError, SleepError};
+
+/// Makes what a deep sleep dropped.
+pub(super) type Loader = Box<dyn Fn() -> Result<Box<dyn Compute>, StartError> + Send>;
+
+/// How long a model that shall sleep lets its requests end.
+const SLEEP_PATIENCE: Duration = Duration::from_secs(60);
+/// How often an engine that waits for memory looks again.
+const STALL_LOOK: Duration = Duration::from_millis(5);
+
+/// See the [module](self).
+pub(super) struct Worker {
+    pub(super) blocks: Blocks,
+    pub(super) metadata: Metadata,
+    /// `None` in a deep sleep.
+    pub(super) compute: Option<Box<dyn Compute>>,
+    pub(super) counters: Arc<Counters>,
+    /// By age: numbers grow.
+    pub(super) running: BTreeMap<SeqId, Sequence>,
+    /// By age too: who was preempted is older than who came later.
+    pub(super) waiting: BTreeMap<SeqId, Sequence>,
+    pub(super) max_step_tokens: u32,
+    pub(super) max_rows: usize,
+    /// Since when nothing could be computed for want of memory.
+    pub(super) stalled_since: Option<Instant>,
+    kv_mode: KvMode,
+    load: Loader,
+    orders: Receiver<Command>,
+    next_id: u64,
+    /// The pool may be asking for memory.
+    is_owing: bool,
+    falling_asleep: Option<FallingAsleep>,
+    stop: Option<Instant>,
+}
+
+struct FallingAsleep {
+    level: u8,
+    answer: Sender<Result<(), SleepError>>,
+    deadline: Instant,
+}
+
+impl Worker {
+    pub(super) fn new(
+        config: &EngineConfig,
+        blocks: Blocks,
+        metadata: Metadata,
+        compute: Box<dyn Compute>,
+        load: Loader,
+        orders: Receiver<Command>,
+        counters: Arc<Counters>,
+    ) -> Self {
+        Self {
+            blocks,
+            metadata,
+            compute: Some(compute),
+            counters,
+            running: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            max_step_tokens: config.max_step_tokens,
+            max_rows: config.max_batch_rows as usize,
+            stalled_since: None,
+            kv_mode: config.kv,
+            load,
+            orders,
+            next_id: 0,
+            is_owing: false,
+            falling_asleep: None,
+            stop: None,
+        }
+    }
+
+    /// Runs until it is told to stop. A panic ends it: everybody who waits then hears that the engine is gone, because
+    /// the other ends of their channels went with it.
+    pub(super) fn run(mut self) {
+        let outcome = catch_unwind(AssertUnwindSafe(|| while self.turn() {}));
+        if outcome.is_err() {
+            tracing::error!("the engine's thread panicked; its requests fail and it must be started again");
+        }
+    }
+
+    /// One turn of the loop; `false` at the end.
+    fn turn(&mut self) -> bool {
+        let progress = match self.hear() {
+            Ok(()) => {
+                self.drop_unread();
+                self.settle();
+                self.step()
+            }
+            Err(Gone) => Progress::Over,
+        };
+        self.publish();
+        if self.should_end(progress) {
+            self.fail_all(|| GenerateError::ShutDown);
+            return false;
+        }
+        self.fall_asleep();
+        match progress {
+            Progress::Stepped => true,
+            // Commands are heard at the top, the one that woke us included.
+            Progress::Stalled => self.wait(Some(STALL_LOOK)),
+            Progress::Idle => self.wait(None),
+            Progress::Over => false,
+        }
+    }
+
+    /// Waits for a command and takes it.
+    fn wait(&mut self, most: Option<Duration>) -> bool {
+        let command = match most {
+            Some(most) => self.orders.recv_timeout(most),
+            None => self.orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match command {
+            Ok(command) => {
+                self.obey(command);
+                true
+            }
+            Err(RecvTimeoutError::Timeout) => true,
+            Err(RecvTimeoutError::Disconnected) => false,
+        }
+    }
+
+    /// Takes all commands that are there.
+    fn hear(&mut self) -> Result<(), Gone> {
+        loop {
+            match self.orders.try_recv() {
+                Ok(command) => self.obey(command),
+                Err(TryRecvError::Empty) => return Ok(()),
+                Err(TryRecvError::Disconnected) => return Err(Gone),
+            }
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Generate { request, seed, events } => {
+                self.next_id += 1;
+                let seq = Sequence::new(SeqId(self.next_id), request, seed, events);
+                if self.is_asleep() {
+                    // It was on its way when the model fell asleep.
+                    self.counters.waiting.fetch_sub(1, Relaxed);
+                    seq.fail(GenerateError::Asleep);
+                } else {
+                    self.waiting.insert(seq.id, seq);
+                }
+            }
+            Command::Sleep { level, answer } => self.begin_sleep(level, answer),
+            Command::WakeUp { answer } => {
+                // Whoever does not listen any more does not need the answer.
+                let _ = answer.send(self.wake_up());
+            }
+            Command::Reclaim => self.is_owing = true,
+            Command::Stop { deadline } => {
+                self.stop = Some(self.stop.map_or(deadline, |earlier| earlier.min(deadline)));
+            }
+        }
+    }
+
+    /// Ends requests that nobody reads.
+    fn drop_unread(&mut self) {
+        let unread = |(&id, seq): (&SeqId, &Sequence)| seq.is_cancelled().then_some(id);
+        for id in self.running.iter().filter_map(unread).collect::<Vec<_>>() {
+            self.end(id, |seq| seq.finish(FinishReason::Cancelled));
+            self.counters.cancelled.fetch_add(1, Relaxed);
+        }
+        for id in self.waiting.iter().filter_map(unread).collect::<Vec<_>>() {
+            self.waiting.remove(&id);
+            self.counters.waiting.fetch_sub(1, Relaxed);
+            self.counters.cancelled.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Gives the pool what it asks for: cached blocks, then those of the youngest requests. One request always stays, so
+    /// that something ends.
+    fn settle(&mut self) {
+        if !self.is_owing {
+            return;
+        }
+        loop {
+            let owed = self.blocks.owed_pages();
+            self.is_owing = owed > 0;
+            if owed == 0 {
+                return;
+            }
+            let given = self.blocks.give_back(owed);
+            self.report(given);
+            if self.blocks.owed_pages() == 0 || !self.preempt_youngest() {
+                return;
+            }
+        }
+    }
+
+    /// Whether the pool asked for memory and did not get all of it: nobody new is let in then.
+    pub(super) fn is_owing(&self) -> bool {
+        self.is_owing
+    }
+
+    /// Sends the youngest request back to the queue, if it is not the only one.
+    pub(super) fn preempt_youngest(&mut self) -> bool {
+        if self.running.len() < 2 {
+            return false;
+        }
+        let (id, mut seq) = self.running.pop_last().expect("there are two");
+        let left = self.blocks.leave(id);
+        self.report(left);
+        seq.preempted();
+        self.waiting.insert(id, seq);
+        self.counters.waiting.fetch_add(1, Relaxed);
+        self.counters.preemptions.fetch_add(1, Relaxed);
+        true
+    }
+
+    /// A running request is over: its blocks are free, and counted so, before anybody hears of it.
+    pub(super) fn end(&mut self, id: SeqId, last_words: impl FnOnce(Sequence)) {
+        let Some(seq) = self.running.remove(&id) else { return };
+        let left = self.blocks.leave(id);
+        self.report(left);
+        self.publish();
+        last_words(seq);
+    }
+
+    /// Blocks that cannot be moved are a bug, or a pool that is broken: said, and the engine goes on with what it has.
+    pub(super) fn report(&self, outcome: Result<(), BlocksError>) {
+        if let Err(error) = outcome {
+            tracing::error!(%error, "blocks could not be given back");
+        }
+    }
+
+    pub(super) fn publish(&self) {
+        let count = |len: usize| u32::try_from(len).unwrap_or(u32::MAX);
+        self.counters.running.store(count(self.running.len()), Relaxed);
+        self.counters.in_rows.store(self.blocks.in_rows(), Relaxed);
+        self.counters.cached.store(self.blocks.cached(), Relaxed);
+    }
+
+    fn has_work(&self) -> bool {
+        !(self.running.is_empty() && self.waiting.is_empty())
+    }
+
+    fn should_end(&self, progress: Progress) -> bool {
+        progress == Progress::Over || self.stop.is_some_and(|deadline| !self.has_work() || Instant::now() >= deadline)
+    }
+
+    fn fail_all(&mut self, error: impl Fn() -> GenerateError) {
+        while let Some((&id, _)) = self.running.first_key_value() {
+            self.end(id, |seq| seq.fail(error()));
+        }
+        while let Some((_, seq)) = self.waiting.pop_first() {
+            self.counters.waiting.fetch_sub(1, Relaxed);
+            seq.fail(error());
+        }
+        let cleared = self.blocks.clear();
+        self.report(cleared);
+        self.publish();
+    }
+}
+
+/// The other end of the commands is gone.
+struct Gone;
+
+/// Sleeping.
+impl Worker {
+    /// Whether memory was given back.
+    fn is_asleep(&self) -> bool {
+        self.falling_asleep.is_none() && self.counters.is_asleep.load(Relaxed)
+    }
+
+    fn begin_sleep(&mut self, level: u8, answer: Sender<Result<(), SleepError>>) {
+        if self.falling_asleep.is_some() {
+            let running = u32::try_from(self.running.len()).unwrap_or(u32::MAX);
+            let _ = answer.send(Err(SleepError::Busy { running }));
+            return;
+        }
+        // From here on the front refuses requests.
+        self.counters.is_asleep.store(true, Relaxed);
+        self.falling_asleep = Some(FallingAsleep { level, answer, deadline: Instant::now() + SLEEP_PATIENCE });
+    }
+
+    /// Sleeps once nothing runs; gives up when that takes too long.
+    fn fall_asleep(&mut self) {
+        let Some(FallingAsleep { level, answer, deadline }) = self.falling_asleep.take() else { return };
+        if self.has_work() {
+            if Instant::now() < deadline {
+                self.falling_asleep = Some(FallingAsleep { level, answer, deadline });
+                return;
+            }
+            self.counters.is_asleep.store(false, Relaxed);
+            let running = u32::try_from(self.running.len()).unwrap_or(u32::MAX);
+            let _ = answer.send(Err(SleepError::Busy { running }));
+            return;
+        }
+        let given = self.blocks.clear().map_err(|error| error.to_string());
+        let given = given.and_then(|()| self.blocks.trim().map_err(|error| error.to_string()));
+        self.publish();
+        let outcome = given.map_err(|what| SleepError::Memory { what });
+        match &outcome {
+            Ok(()) if level == 2 => self.compute = None,
+            Ok(()) => {}
+            Err(_) => self.counters.is_asleep.store(false, Relaxed),
+        }
+        let _ = answer.send(outcome);
+    }
+
+    fn wake_up(&mut self) -> Result<(), SleepError> {
+        if let Some(FallingAsleep { answer, .. }) = self.falling_asleep.take() {
+            let running = u32::try_from(self.running.len()).unwrap_or(u32::MAX);
+            let _ = answer.send(Err(SleepError::Busy { running }));
+        }
+        if self.compute.is_none() {
+            let loaded = (self.load)().map_err(|error| SleepError::Memory { what: error.to_string() })?;
+            self.compute = Some(loaded);
+        }
+        if self.kv_mode != KvMode::Elastic && self.is_asleep() {
+            self.blocks.map_everything().map_err(|error| SleepError::Memory { what: error.to_string() })?;
+        }
+        self.counters.is_asleep.store(false, Relaxed);
+        Ok(())
+    }
+}

@@ -1,0 +1,31 @@
+//! tidekv-serve SERVES: a small LLM engine whose KV cache lives in an elastic pool, behind an OpenAI-compatible API.
+//!
+//! ```text
+//!    HTTP ──> api ──> tokenizer ──> handle ──> engine ──> compute ──> the pool's memory
+//!             JSON,   text to ids,   the       one thread: who runs next,
+//!             SSE     ids to text    seam      which blocks, which token
+//!
+//!   server     the address, and draining when told to stop
+//!   api        pages, requests, answers, metrics
+//!   handle     what the two sides say to each other; neither knows more of the other
+//!   tokenizer  text to ids and back, chat templates, stop strings
+//!   config     everything an engine is told when it starts
+//!   engine     who runs next, which blocks, which token
+//!   compute    a step: the model's arithmetic, and attention over the pool's memory (the one place with `unsafe`)
+//!   model      shapes and weights: Llama, Qwen2 and Qwen3 folders, or synthetic
+//! ```
+//!
+//! The API side is asynchronous and may be waiting for thousands of clients; the engine side is one ordinary thread that
+//! never waits for a client. Between them lie values and channels alone ([`handle`]), so each is tested without the other.
+
+#![deny(unsafe_code)]
+
+pub mod api;
+#[expect(unsafe_code, reason = "block ids become memory there, and nowhere else")]
+pub mod compute;
+pub mod config;
+pub mod engine;
+pub mod handle;
+pub mod model;
+pub mod server;
+pub mod tokenizer;

@@ -1,0 +1,84 @@
+//! A server that is up, on a thread of its own, and is stopped when the test is over, however it ends.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tidekv_serve::api::Service;
+use tidekv_serve::handle::Engine;
+use tidekv_serve::server::{ServeError, Server, Stop, stop_channel};
+use tidekv_serve::tokenizer::Tokenizer;
+
+use crate::echo::Echo;
+
+/// A server over any engine whose tokens are bytes.
+pub(crate) struct Up {
+    pub(crate) address: SocketAddr,
+    stop: Option<Stop>,
+    thread: Option<JoinHandle<Result<(), ServeError>>>,
+}
+
+impl Up {
+    /// Requests have so long to end when it is stopped.
+    pub(crate) fn start(engine: Arc<dyn Engine>, drain: Duration) -> Self {
+        let service = Service::new(engine, Arc::new(Tokenizer::bytes()), Some("org/echo".to_owned()));
+        let server = Server::bind("127.0.0.1", 0).unwrap();
+        let address = server.address();
+        let (stop, stopped) = stop_channel();
+        let thread = std::thread::spawn(move || server.run(service, stopped, drain));
+        Self { address, stop: Some(stop), thread: Some(thread) }
+    }
+
+    /// Waits until it has ended.
+    pub(crate) fn join(&mut self) {
+        self.thread.take().unwrap().join().unwrap().unwrap();
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            assert!(std::thread::panicking() || matches!(ended, Ok(Ok(()))), "{ended:?}");
+        }
+    }
+}
+
+/// A server over an engine that echoes.
+pub(crate) struct Running {
+    pub(crate) address: SocketAddr,
+    pub(crate) engine: Arc<Echo>,
+    up: Up,
+}
+
+impl Running {
+    pub(crate) fn start() -> Self {
+        Self::with_drain(Duration::from_secs(60))
+    }
+
+    /// Requests have so long to end when it is stopped.
+    pub(crate) fn with_drain(drain: Duration) -> Self {
+        let engine = Echo::start();
+        let up = Up::start(Arc::<Echo>::clone(&engine), drain);
+        Self { address: up.address, engine, up }
+    }
+
+    /// Tells it to stop and does not wait.
+    pub(crate) fn begin_stop(&mut self) {
+        self.up.stop.take().unwrap().stop();
+    }
+
+    /// Waits until it has ended.
+    pub(crate) fn join(&mut self) {
+        self.up.join();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // What is held would keep it from ending.
+        self.engine.hold_at(None);
+    }
+}
