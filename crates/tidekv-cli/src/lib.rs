@@ -1,4 +1,4 @@
-//! kvctl: what pools there are, what they hold, and how an operator changes it.
+//! kvctl: what pools there are, what they hold, and how an operator changes it; kvserve, which has one of its own.
 //!
 //! ```text
 //!   argv ──> cli ──> request ──> command ──> exit
@@ -15,6 +15,7 @@
 //!   text      sizes as kvcached prints them, durations, percentages, the nearest name, names made safe to show
 //!   generate  completions and man pages of any of our binaries
 //!   logging   where the logs of our binaries go; kvbench uses it too
+//!   program   how it is started once more
 //! ```
 //!
 //! It needs neither CUDA nor torch and never waits for a pool: reads take no lock of ours, the few writes try for a
@@ -33,12 +34,13 @@ pub mod generate;
 pub mod gpu;
 mod interrupt;
 pub mod logging;
+pub mod program;
 pub mod request;
 pub mod scene;
 pub mod screen;
 pub mod text;
 
-use cli::{Cli, TopCli};
+use cli::{Cli, ServeCli, TopCli};
 use console::Console;
 use exit::Outcome;
 use request::{Action, Request, TopRequest};
@@ -54,4 +56,9 @@ pub fn run(cli: &Cli, console: &mut Console) -> anyhow::Result<Outcome> {
 pub fn run_top(cli: &TopCli, console: &mut Console) -> anyhow::Result<Outcome> {
     let dir = cli.dir.as_ref().map_or_else(RuntimeDir::from_env, RuntimeDir::at);
     command::run(&Request { dir, action: Action::Top(TopRequest::new(&cli.top)?) }, console)
+}
+
+/// Does what was asked of `kvserve`.
+pub fn run_serve(cli: &ServeCli, console: &mut Console) -> anyhow::Result<Outcome> {
+    command::serve::run(cli, console)
 }

@@ -58,6 +58,8 @@ pub enum Action {
     Gc {
         /// Or only say so.
         dry_run: bool,
+        /// As JSON.
+        json: bool,
     },
     /// Have idle memory given back.
     Trim {
@@ -276,7 +278,7 @@ impl Request {
             }
             Command::Share(args) => Action::Share { name: pool_name(&args.name)?, change: share_change(args)? },
             Command::Delete(args) => Action::Delete { name: pool_name(&args.name)?, force: args.force },
-            Command::Gc(args) => Action::Gc { dry_run: args.dry_run },
+            Command::Gc(args) => Action::Gc { dry_run: args.dry_run, json: args.json },
             Command::Arena(args) => Action::Arena(arena(&args.command)?),
             Command::Trim(args) => Action::Trim { name: pool_name(&args.name)?, wait: wait(&args.wait)? },
             Command::Kvtop(args) => Action::Top(TopRequest::new(args)?),

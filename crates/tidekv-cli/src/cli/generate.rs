@@ -43,13 +43,15 @@ pub enum Program {
     Kvctl,
     /// `kvtop`.
     Kvtop,
+    /// `kvserve`.
+    Kvserve,
 }
 
 /// `kvctl man`
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
-  kvctl man ~/.local/share/man/man1           # kvctl.1, kvctl-list.1, ..., kvtop.1
+  kvctl man ~/.local/share/man/man1           # kvctl.1, kvctl-list.1, ..., kvtop.1, kvserve.1
   kvctl man /tmp/man && man -l /tmp/man/kvctl-limit.1
 
 Exit status: 0 written, 2 the folder cannot be written.")]

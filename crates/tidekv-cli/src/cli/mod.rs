@@ -7,6 +7,7 @@
 //!   explain    doctor, events
 //!   arena      arena list, check, delete
 //!   generate   completions, man, names
+//!   serve      kvserve
 //! ```
 
 mod arena;
@@ -14,6 +15,7 @@ mod explain;
 mod generate;
 mod pools;
 mod screens;
+mod serve;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -25,6 +27,7 @@ pub use explain::{DoctorArgs, EventsArgs};
 pub use generate::{CompletionsArgs, ManArgs, NamesArgs, Program, Shell};
 pub use pools::{DeleteArgs, GcArgs, LimitArgs, LimitPercentArgs, ListArgs, ShareArgs, TrimArgs, WaitArgs};
 pub use screens::{TopArgs, TopCli, WatchArgs};
+pub use serve::ServeCli;
 
 /// Look at KV-cache pools, and set their limits and shares
 #[derive(Debug, Parser)]

@@ -9,6 +9,7 @@ mod generate;
 mod limit;
 mod list;
 mod names;
+pub mod serve;
 mod share;
 mod shell;
 mod table;
@@ -31,7 +32,7 @@ pub fn run(request: &Request, console: &mut Console) -> anyhow::Result<Outcome> 
         Action::Limit { name, limit, wait } => limit::run(dir, name, *limit, *wait, console),
         Action::Share { name, change } => share::run(dir, name, *change, console),
         Action::Delete { name, force } => delete::run(dir, name, *force, console),
-        Action::Gc { dry_run } => gc::run(dir, *dry_run, console),
+        Action::Gc { dry_run, json } => gc::run(dir, *dry_run, *json, console),
         Action::Arena(action) => arena::run(dir, action, console),
         Action::Trim { name, wait } => trim::run(dir, name, *wait, console),
         Action::Top(request) => top::run(dir, request, console),

@@ -160,13 +160,13 @@ fn man_pages(world: &World) -> Vec<String> {
 }
 
 #[test]
-fn a_man_page_for_every_command_and_for_kvtop() {
+fn a_man_page_for_every_command_and_program() {
     let world = World::new();
     let written = man_pages(&world);
     let definitions = Cli::command();
     let shown = definitions.get_subcommands().filter(|command| !command.is_hide_set());
     let mut expected: Vec<String> = shown.map(|command| format!("kvctl-{}.1", command.get_name())).collect();
-    expected.extend(["kvctl.1".to_owned(), "kvtop.1".to_owned()]);
+    expected.extend(["kvctl.1", "kvtop.1", "kvserve.1"].map(str::to_owned));
     assert_eq!(written.len(), expected.len(), "{written:?}");
     for file in expected {
         let page = fs::read_to_string(world.path("share/man1").join(&file)).unwrap();

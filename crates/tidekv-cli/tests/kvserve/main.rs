@@ -1,0 +1,8 @@
+//! `kvserve` as people run it: a process, a port, signals, and what is left behind.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail the test")]
+
+mod process;
+mod refusals;
+mod serving;

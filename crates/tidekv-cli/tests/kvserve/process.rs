@@ -1,0 +1,164 @@
+//! A running `kvserve` with a folder of shared files of its own, killed when the test is over, and a client in a few lines.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Long enough that only a hang reaches it.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// `kvserve` with nothing of this process's environment that would change what it does.
+pub(crate) fn kvserve(dir: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvserve"));
+    for (name, _) in std::env::vars_os() {
+        if name
+            .to_str()
+            .is_some_and(|name| name.starts_with("KVCACHED_") || name.starts_with("HF_") || name == "ENABLE_KVCACHED")
+        {
+            command.env_remove(name);
+        }
+    }
+    command.env("KVCACHED_RUNTIME_DIR", dir).env("HF_HOME", dir.join("hf")).args(args);
+    command
+}
+
+/// Runs a tool of ours to its end.
+pub(crate) fn kvctl(dir: &Path, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_kvctl")).args(args).env("KVCACHED_RUNTIME_DIR", dir).output().unwrap()
+}
+
+pub(crate) struct Server {
+    pub(crate) dir: TempDir,
+    child: Child,
+    /// What it writes behind its two lines, when it has ended.
+    rest: Receiver<String>,
+    pub(crate) first_line: String,
+    pub(crate) address: String,
+}
+
+impl Server {
+    /// On a free port, with 64 MiB unless `args` say otherwise.
+    pub(crate) fn start(args: &[&str]) -> Self {
+        Self::start_with(args, |_| ())
+    }
+
+    pub(crate) fn start_with(args: &[&str], change: impl FnOnce(&mut Command)) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = kvserve(dir.path(), &["--port", "0", "--threads", "1"]);
+        if !args.contains(&"--kv-budget") {
+            command.args(["--kv-budget", "64M"]);
+        }
+        command.args(args).stdout(Stdio::piped());
+        change(&mut command);
+        let mut child = command.spawn().unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut line = || {
+            let mut line = String::new();
+            stdout.read_line(&mut line).unwrap();
+            line.trim_end().to_owned()
+        };
+        let first_line = line();
+        let listening = line();
+        let address =
+            listening.strip_prefix("listening on http://").unwrap_or_else(|| panic!("{first_line}\n{listening}"));
+        let (ended, rest) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut text = String::new();
+            stdout.read_to_string(&mut text).unwrap();
+            // A test that is over does not wait for it.
+            let _ = ended.send(text);
+        });
+        Self { address: address.to_owned(), dir, child, rest, first_line }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Waits for its end; nothing more may come on stdout.
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        let rest = self.rest.recv_timeout(PATIENCE).expect("kvserve does not end");
+        assert_eq!(rest, "");
+        self.child.wait().unwrap()
+    }
+
+    /// A request on a connection of its own, sent.
+    pub(crate) fn open(&self, method: &str, path: &str, body: &str) -> TcpStream {
+        let mut socket = TcpStream::connect(&self.address).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        socket.write_all((head + body).as_bytes()).unwrap();
+        socket
+    }
+
+    /// Status and body.
+    pub(crate) fn send(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        answer(self.open(method, path, body))
+    }
+
+    /// The JSON of a request that was right.
+    pub(crate) fn good(&self, method: &str, path: &str, body: &Value) -> Value {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let (status, text) = self.send(method, path, &body);
+        assert_eq!(status, 200, "{text}");
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+    }
+
+    /// A figure of `/metrics`.
+    pub(crate) fn metric(&self, name: &str) -> f64 {
+        let (_, page) = self.send("GET", "/metrics", "");
+        let line = page.lines().find(|line| line.starts_with(&format!("{name}{{")));
+        line.unwrap_or_else(|| panic!("no {name} in {page}")).rsplit_once(' ').unwrap().1.parse().unwrap()
+    }
+
+    /// Waits until a figure has come to a value: events of the engine reach `/metrics` a little later.
+    pub(crate) fn wait_for_metric(&self, name: &str, wanted: f64) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let value = self.metric(name);
+            if (value - wanted).abs() < 1e-9 {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{name} is {value} and not {wanted}");
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Ended already, or to be ended now.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Status and body of what was asked; chunks are put together.
+pub(crate) fn answer(mut socket: TcpStream) -> (u16, String) {
+    let mut text = String::new();
+    socket.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{text}"));
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    if !head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
+        return (status, body.to_owned());
+    }
+    let (mut whole, mut rest) = (String::new(), body);
+    while let Some((size, after)) = rest.split_once("\r\n") {
+        let size = usize::from_str_radix(size, 16).unwrap();
+        whole += &after[..size];
+        rest = after[size..].trim_start_matches("\r\n");
+        if size == 0 {
+            break;
+        }
+    }
+    (status, whole)
+}

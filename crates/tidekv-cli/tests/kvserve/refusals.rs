@@ -1,0 +1,55 @@
+//! What `kvserve` refuses before it serves anything: exit code 2 and one sentence.
+
+use std::fs;
+use std::path::Path;
+
+use crate::process::kvserve;
+
+/// The one sentence.
+fn error(dir: &Path, args: &[&str]) -> String {
+    let output = kvserve(dir, &["--port", "0"]).args(args).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "");
+    assert!(text.starts_with("error: ") && text.lines().count() == 1, "{text}");
+    text
+}
+
+#[test]
+fn every_refusal_is_one_sentence() {
+    let dir = tempfile::tempdir().unwrap();
+    for (args, part) in [
+        (&["Qwen/Qwen3-0.6B"][..], "`hf download Qwen/Qwen3-0.6B`"),
+        (&["./no-such-folder"], "there is no folder"),
+        (&["synthetic:huge"], "synthetic:tiny"),
+        (&["one", "two"], "one model at a time"),
+        (&["--kv", "rubber"], "elastic, static or static:SIZE"),
+        (&["--kv", "static:2G", "--kv-budget", "1G"], "more than the KV budget"),
+        (&["--backend", "cuda"], "cpu or auto"),
+        (&["--max-model-len", "100000000"], "--max-model-len"),
+        (&["--host", "no such host"], "no such host"),
+    ] {
+        let text = error(dir.path(), args);
+        assert!(text.contains(part), "{args:?}: {text}");
+    }
+    let left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(!left.iter().any(|name| name.to_string_lossy().starts_with("kvcached_kvserve")), "{left:?}");
+}
+
+#[test]
+fn an_incomplete_folder_names_what_is_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model");
+    fs::create_dir(&model).unwrap();
+    let path = model.to_str().unwrap();
+    assert!(error(dir.path(), &[path]).contains("tokenizer.json"));
+    let tokenizer = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": null, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": {"a": 0, "?": 1}, "unk_token": "?"}}"#;
+    fs::write(model.join("tokenizer.json"), tokenizer).unwrap();
+    assert!(error(dir.path(), &[path]).contains("config.json"));
+    fs::write(model.join("config.json"), "{}").unwrap();
+    assert!(error(dir.path(), &[path]).contains("config.json"));
+    fs::write(model.join("chat_template.jinja"), "{% if %}").unwrap();
+    assert!(error(dir.path(), &[path]).contains("chat_template.jinja"));
+}

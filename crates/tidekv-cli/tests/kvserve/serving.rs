@@ -1,0 +1,178 @@
+//! The real engine behind the real server.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::process::{Server, answer, kvctl, kvserve};
+
+const TEXT: &str = "/v1/completions";
+const CHAT: &str = "/v1/chat/completions";
+
+/// Names that pools have in a folder: segments, not the ledger and its events, which belong to the device.
+fn segments(server: &Server) -> Vec<String> {
+    let names = fs::read_dir(server.dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.starts_with("kvcached_kvserve")).collect()
+}
+
+#[test]
+fn the_default_model_answers_and_gives_everything_back() {
+    let mut server = Server::start(&[]);
+    assert!(
+        server.first_line.contains("synthetic:tiny") && server.first_line.contains("kv_mode=elastic"),
+        "{}",
+        server.first_line
+    );
+    let request = json!({"prompt": "Hello", "max_tokens": 24, "temperature": 0});
+    let whole = server.good("POST", TEXT, &request);
+    let text = whole["choices"][0]["text"].as_str().unwrap().to_owned();
+    assert!(!text.is_empty());
+    assert_eq!((&whole["usage"]["prompt_tokens"], &whole["usage"]["completion_tokens"]), (&json!(6), &json!(24)));
+
+    // The same tokens again, streamed, and again with a seed and heat.
+    let mut streamed = request.clone();
+    streamed["stream"] = true.into();
+    let (status, events) = server.send("POST", TEXT, &streamed.to_string());
+    let chunks = events.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
+    let chunks = chunks
+        .map(|data| serde_json::from_str::<Value>(data).unwrap()["choices"][0]["text"].as_str().unwrap().to_owned());
+    assert_eq!((status, chunks.collect::<String>()), (200, text));
+    let hot = json!({"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 16, "temperature": 1.5, "seed": 7, "logprobs": true, "top_logprobs": 2});
+    let twice = [(); 2].map(|()| server.good("POST", CHAT, &hot)["choices"].clone());
+    assert_eq!(twice[0], twice[1]);
+    assert_eq!(twice[0][0]["logprobs"]["content"].as_array().unwrap().len(), 16);
+    assert_eq!(twice[0][0]["logprobs"]["content"][0]["top_logprobs"].as_array().unwrap().len(), 2);
+
+    // An operator sees it, and sleep gives its memory back.
+    let list = kvctl(server.dir.path(), &["list"]);
+    assert!(String::from_utf8_lossy(&list.stdout).contains("kvcached_kvserve"), "{list:?}");
+    assert!(server.metric("kvcached_kv_cache_pool_mapped_bytes") > 0.0);
+    assert_eq!(server.good("POST", "/sleep", &json!({"level": "1"})), json!({"is_sleeping": true}));
+    server.wait_for_metric("kvcached_kv_cache_pool_allocated_blocks", 0.0);
+    assert_eq!(server.send("POST", TEXT, &request.to_string()).0, 503);
+    assert_eq!(server.good("POST", "/wake_up", &Value::Null), json!({"is_sleeping": false}));
+    assert_eq!(server.good("POST", TEXT, &request)["choices"], whole["choices"]);
+
+    server.signal(Signal::TERM);
+    assert_eq!(server.wait().code(), Some(0));
+    assert_eq!(segments(&server), Vec::<String>::new());
+}
+
+#[test]
+fn the_switch_makes_it_static_and_the_tokens_are_the_same() {
+    let request = json!({"prompt": "Hello", "max_tokens": 24, "temperature": 0});
+    let elastic = Server::start(&["--kv-budget", "16M"]);
+    let fixed = Server::start_with(&["--kv-budget", "16M"], |command| {
+        command.env("ENABLE_KVCACHED", "false");
+    });
+    assert!(fixed.first_line.contains("kv_mode=static"), "{}", fixed.first_line);
+    assert!(fixed.send("GET", "/metrics", "").1.contains("kv_mode=\"static\""));
+    // All of it from the start, whole pages of it.
+    assert!(fixed.metric("kvcached_kv_cache_pool_mapped_bytes") > 12.0 * 1024.0 * 1024.0);
+    let choices = [&elastic, &fixed].map(|server| server.good("POST", TEXT, &request)["choices"].clone());
+    assert_eq!(choices[0], choices[1]);
+}
+
+#[test]
+fn a_client_that_goes_away_leaves_no_block_behind() {
+    let server = Server::start_with(&[], |command| {
+        // Without cached prefixes every block is a request's.
+        command.env("KVCACHED_MAX_CACHED_TOKENS", "0");
+    });
+    let endless = json!({"prompt": "Hello", "max_tokens": 30_000, "ignore_eos": true, "stream": true}).to_string();
+    let mut socket = server.open("POST", TEXT, &endless);
+    let mut first = [0; 512];
+    assert!(socket.read(&mut first).unwrap() > 0);
+    drop(socket);
+    server.wait_for_metric("vllm:num_requests_running", 0.0);
+    server.wait_for_metric("kvcached_kv_cache_pool_allocated_blocks", 0.0);
+    server.good("POST", TEXT, &json!({"prompt": "Hello", "max_tokens": 4}));
+}
+
+#[test]
+fn sigterm_lets_a_running_stream_end_and_a_second_one_does_not_wait() {
+    let mut server = Server::start(&["--drain", "100"]);
+    let request = json!({"prompt": "Hello", "max_tokens": 400, "ignore_eos": true, "stream": true}).to_string();
+    let mut socket = server.open("POST", TEXT, &request);
+    let mut first = [0; 16];
+    socket.read_exact(&mut first).unwrap();
+    server.signal(Signal::TERM);
+    let mut rest = String::new();
+    socket.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("[DONE]"), "{rest}");
+    assert_eq!(server.wait().code(), Some(0));
+    assert_eq!(segments(&server), Vec::<String>::new());
+
+    let mut server = Server::start(&["--drain", "1000"]);
+    let endless = json!({"prompt": "Hello", "max_tokens": 32_000, "ignore_eos": true, "stream": true}).to_string();
+    let mut socket = server.open("POST", TEXT, &endless);
+    socket.read_exact(&mut first).unwrap();
+    server.signal(Signal::INT);
+    // It has begun to drain when nobody new is let in.
+    while std::net::TcpStream::connect(&server.address).is_ok() {
+        std::thread::yield_now();
+    }
+    server.signal(Signal::INT);
+    assert_eq!(server.wait().signal(), Some(Signal::INT.as_raw()));
+}
+
+#[test]
+fn what_takes_longer_than_draining_is_told_so() {
+    let mut server = Server::start(&["--drain", "0"]);
+    let endless = json!({"prompt": "Hello", "max_tokens": 32_000, "ignore_eos": true, "stream": true}).to_string();
+    let mut socket = server.open("POST", TEXT, &endless);
+    let mut first = [0; 16];
+    socket.read_exact(&mut first).unwrap();
+    server.signal(Signal::TERM);
+    let mut rest = String::new();
+    socket.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("shutting_down"), "{}", &rest[rest.len().saturating_sub(400)..]);
+    assert_eq!(server.wait().code(), Some(0));
+}
+
+#[test]
+fn sigkill_leaves_nothing_that_gc_does_not_remove() {
+    let mut server = Server::start(&[]);
+    server.good("POST", TEXT, &json!({"prompt": "Hello", "max_tokens": 4}));
+    server.signal(Signal::KILL);
+    assert_eq!(server.wait().signal(), Some(Signal::KILL.as_raw()));
+    assert!(!segments(&server).is_empty(), "something is left to be removed");
+    let gc = kvctl(server.dir.path(), &["gc"]);
+    assert!(gc.status.success(), "{gc:?}");
+    assert_eq!(segments(&server), Vec::<String>::new());
+    let list = kvctl(server.dir.path(), &["list", "--json"]);
+    assert!(!String::from_utf8_lossy(&list.stdout).contains("kvserve"), "{list:?}");
+}
+
+#[test]
+fn many_clients_share_a_small_pool() {
+    let server = Server::start_with(&["--kv-budget", "16M", "--max-num-seqs", "16"], |command| {
+        command.env("KVCACHED_MAX_CACHED_TOKENS", "0");
+    });
+    let request = |client: usize| json!({"model": "default", "messages": [{"role": "user", "content": format!("Hello {client}!")}], "max_tokens": 20});
+    let sockets: Vec<_> = (0..60).map(|client| server.open("POST", CHAT, &request(client).to_string())).collect();
+    for socket in sockets {
+        let (status, text) = answer(socket);
+        let whole: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((status, &whole["usage"]["completion_tokens"]), (200, &json!(20)), "{text}");
+        assert!(!whole["choices"][0]["message"]["content"].as_str().unwrap().is_empty());
+    }
+    server.wait_for_metric("kvcached_kv_cache_pool_allocated_blocks", 0.0);
+}
+
+#[test]
+fn a_port_that_is_taken_is_an_error_and_the_first_server_goes_on() {
+    let server = Server::start(&[]);
+    let port = server.address.rsplit_once(':').unwrap().1;
+    let output = kvserve(server.dir.path(), &["--port", port]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        error.starts_with(&format!("error: port {port} of 127.0.0.1 is taken")) && error.lines().count() == 1,
+        "{error}"
+    );
+    server.good("GET", "/health", &Value::Null);
+}
