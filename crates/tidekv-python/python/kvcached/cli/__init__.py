@@ -1,0 +1,1 @@
+"""kvcached's command-line modules. The commands are the native ones; these are their Python names."""
