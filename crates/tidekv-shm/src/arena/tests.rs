@@ -1,5 +1,7 @@
 //! One process: what the calls do, what is refused, and that nothing is lost whatever the order.
 
+use super::class::BIG;
+use super::slot::{NOBODY, Slot};
 use super::*;
 
 fn folder() -> (tempfile::TempDir, RuntimeDir) {
@@ -45,6 +47,29 @@ fn a_block_is_written_read_and_gone() {
     assert_eq!(arena.block(handle).unwrap_err(), HandleError::Stale);
     assert_eq!(local.free(handle), Err(HandleError::Stale));
     assert_eq!(sound(&arena).live, 0);
+}
+
+#[test]
+fn a_run_that_somebody_is_making_or_giving_back_is_no_problem() {
+    let (_folder, _dir, arena) = arena();
+    let local = arena.local().unwrap();
+    let run = local.attachment.tables.run(0, 8);
+    assert!(slot::claim_run(run, local.id));
+    slot::write_tails(run, 1, local.id, Slot::big(8));
+    sound(&arena);
+    // Half of it is given back.
+    slot::store(&run[0], Slot::claimed(local.id, BIG, 8));
+    (1..4).for_each(|at| assert!(slot::free_tail(&run[at], at)));
+    sound(&arena);
+    // Nobody answers for what is left.
+    slot::store(&run[0], Slot::FREE);
+    (4..8).for_each(|at| slot::store(&run[at], slot::load(&run[at]).owned_by(NOBODY, 0)));
+    let problems = arena.verify().unwrap().problems;
+    assert!(
+        problems.len() == 4 && problems.iter().all(|problem| problem.contains("no head reaches it")),
+        "{problems:?}"
+    );
+    run.iter().for_each(|slot| slot::store(slot, Slot::FREE));
 }
 
 #[test]

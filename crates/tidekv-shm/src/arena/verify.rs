@@ -172,7 +172,7 @@ impl<'a> Look<'a> {
                     1
                 }
                 SlotState::Tail => {
-                    self.problem(format!("slot {at}: {now:?}, but no head reaches it"));
+                    self.tail_alone(at, now);
                     1
                 }
                 SlotState::Head | SlotState::Big | SlotState::Damaged => {
@@ -213,6 +213,24 @@ impl<'a> Look<'a> {
         };
         if !known {
             self.problem(format!("slot {at}: {now:?}, but there is no such owner"));
+        }
+    }
+
+    /// A tail that the walk did not pass over with its head. Whoever makes, gives back or cuts a run has such tails for a
+    /// moment, which is long where he is not given a processor: the run's head is claimed, or he is named as their owner.
+    fn tail_alone(&mut self, at: usize, now: Slot) {
+        let distance = usize::from(now.reach());
+        let head = at.checked_sub(distance).map(|head| slot::load(&self.tables.slots()[head]));
+        let is_reached = head.is_some_and(|head| {
+            let may_have_tails = matches!(head.state(), SlotState::Head | SlotState::Big | SlotState::Claimed);
+            may_have_tails && usize::from(head.reach()) > distance
+        });
+        if is_reached {
+            return;
+        }
+        match now.owner() {
+            NOBODY => self.problem(format!("slot {at}: {now:?}, but no head reaches it")),
+            _ => self.owner(at, now),
         }
     }
 
