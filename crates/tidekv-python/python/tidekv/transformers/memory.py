@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Blocks", "PoolOptions", "dtype_name", "open_pool", "round_up", "tensor_of"]
 
+
 class PoolOptions(TypedDict, total=False):
     """What `tidekv.Pool` is told beside its layout, size and device, which follow from the model."""
 
@@ -37,7 +38,9 @@ def open_pool(layout: Layout, device: torch.device, blocks: int, options: PoolOp
     pages = -(-blocks // layout.geometry(pages=1, device=place).blocks_per_page)
     if place == "cuda":
         place = f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
-    return Pool(layout, device=place, pages=pages, **({"name": f"transformers_{os.getpid()}"} | options))
+    # Nothing is mapped ahead of demand: a page lasts for many tokens, and what is trimmed stays away.
+    usual: PoolOptions = {"name": f"transformers_{os.getpid()}", "reserve": (0, 10)}
+    return Pool(layout, device=place, pages=pages, **(usual | options))
 
 
 def tensor_of(pool: Pool, layer: int, value: bool = False) -> torch.Tensor:
