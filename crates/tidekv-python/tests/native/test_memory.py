@@ -151,7 +151,7 @@ def test_views_cannot_leave_the_region() -> None:
 
 def test_a_checked_access_to_an_unmapped_block_is_an_error() -> None:
     layout = Layout.heads(2, 2, 32, dtype="float32", block_tokens=4, chunk_bytes=PAGE)
-    with Pool(layout, device="cpu", pages=4, name="checked") as pool:
+    with Pool(layout, device="cpu", pages=4, name="checked", reserve=(0, 1)) as pool:
         block = pool.alloc(1)[0]
         pool.block_view(block, 1, True)[...] = 2.5
         assert numpy.frombuffer(pool.read_block(block, 1, True), "float32").tolist() == [2.5] * (4 * 2 * 32)

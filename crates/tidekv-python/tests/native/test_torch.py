@@ -46,7 +46,7 @@ def numbers(shape: tuple[int, ...], seed: int, like: Any) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 def test_tensors_hold_what_a_plain_cache_holds(kind: str, layout: str, device: str) -> None:
     """Writes by block and by token, reads by gather, over frees and remaps, against a dictionary of tensors."""
-    with Pool(make(kind, layout), device=device, pages=3, name="torch", budget=1 << 30) as pool:
+    with Pool(make(kind, layout), device=device, pages=3, name="torch", budget=1 << 30, reserve=(0, 1)) as pool:
         plain: dict[tuple[int, int, int], Any] = {}
         for turn in range(3):
             blocks = pool.alloc(min(24, pool.geometry.block_count - 1))
