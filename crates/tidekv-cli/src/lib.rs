@@ -40,7 +40,7 @@ pub mod scene;
 pub mod screen;
 pub mod text;
 
-use cli::{Cli, ServeCli, TopCli};
+use cli::{Cli, TopCli};
 use console::Console;
 use exit::Outcome;
 use request::{Action, Request, TopRequest};
@@ -59,6 +59,7 @@ pub fn run_top(cli: &TopCli, console: &mut Console) -> anyhow::Result<Outcome> {
 }
 
 /// Does what was asked of `kvserve`.
-pub fn run_serve(cli: &ServeCli, console: &mut Console) -> anyhow::Result<Outcome> {
+#[cfg(feature = "serve")]
+pub fn run_serve(cli: &cli::ServeCli, console: &mut Console) -> anyhow::Result<Outcome> {
     command::serve::run(cli, console)
 }

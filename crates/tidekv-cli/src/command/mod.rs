@@ -9,6 +9,7 @@ mod generate;
 mod limit;
 mod list;
 mod names;
+#[cfg(feature = "serve")]
 pub mod serve;
 mod share;
 mod shell;
