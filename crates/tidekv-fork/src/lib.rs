@@ -19,10 +19,14 @@
 //! descriptors, which is all that is allowed between `fork` and `exec` of a threaded process. Children that are started
 //! without handlers (`posix_spawn`, `vfork`) exec at once: every descriptor here is close-on-exec too.
 //!
+//! The other way round, [`end_with_parent`] makes a child end when the one that started it does.
+//!
 //! A crate of its own because two that must not know each other need the same table: `tidekv-mem` for memory files,
 //! `tidekv-shm` for locks. This crate is one of the few that may use `unsafe`.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -199,4 +203,25 @@ fn take_slot(fd: RawFd) -> &'static Slot {
     // Cannot fail: the closure always has a new head.
     let _ = SLOTS.fetch_update(Ordering::AcqRel, Ordering::Acquire, publish);
     new
+}
+
+/// Has the child that this command starts be told to end (SIGTERM) when the *thread* that started it is gone, whatever that
+/// one died of. Start it from a thread that lives as long as the child may.
+pub fn end_with_parent(command: &mut Command) {
+    let parent = std::process::id();
+    let in_child = move || {
+        // SAFETY: the call takes a number and touches no memory.
+        if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) } == -1 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // It may have died before the call above. Had it, somebody else is the parent now.
+        // SAFETY: it cannot fail and touches nothing.
+        if u32::try_from(unsafe { libc::getppid() }) != Ok(parent) {
+            return Err(std::io::Error::from_raw_os_error(libc::ECANCELED));
+        }
+        Ok(())
+    };
+    // SAFETY: between `fork` and `exec` it makes two system calls that are async-signal-safe, allocates nothing (errors are
+    // numbers) and takes no lock.
+    unsafe { command.pre_exec(in_child) };
 }

@@ -2,7 +2,9 @@
 
 use std::io::pipe;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{Mode, OFlags, fstat, open, stat};
@@ -83,4 +85,15 @@ fn no_fork_falls_between_opening_and_registering() {
         stop.store(true, Ordering::Relaxed);
         assert_eq!(escaped, 0, "of 300 children had a copy");
     });
+}
+
+#[test]
+fn a_child_is_told_to_end_when_the_thread_that_started_it_is_gone() {
+    let start = || {
+        let mut command = Command::new("sleep");
+        tidekv_fork::end_with_parent(command.arg("1000"));
+        command.spawn().expect("sleep is on every machine")
+    };
+    let mut child = std::thread::spawn(start).join().expect("it only starts a process");
+    assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGTERM));
 }

@@ -11,7 +11,7 @@
 //!                     mailbox  <--------------- asks the engine to evict
 //! ```
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tidekv_core::geometry::Geometry;
@@ -51,6 +51,8 @@ pub(crate) struct Inner {
     pub(crate) completed_step: AtomicU64,
     /// The step that retired pages wait for; `u64::MAX` for none.
     pub(crate) awaited_step: AtomicU64,
+    /// Blocks that the engine keeps in case they are asked for again, and would evict for a neighbour that waits.
+    pub(crate) evictable_blocks: AtomicU32,
     pub(crate) trimmed: AtomicBool,
     pub(crate) stopping: AtomicBool,
     pub(crate) birth: Birth,
@@ -160,6 +162,27 @@ impl Inner {
         self.bell.ring();
         self.progress.announce();
         Ok(self.limit_state(verdict))
+    }
+
+    /// What evicting would free, as if kept blocks lay together: the engine evicts whole pages first.
+    pub(crate) fn evictable(&self) -> Bytes {
+        let blocks = self.evictable_blocks.load(Relaxed);
+        self.bytes_of((blocks / self.geometry.blocks_per_page().max(1)) as usize)
+    }
+
+    /// Sets the floor in the ledger, from inside this process. Says what it was.
+    pub(crate) fn set_floor(&self, bytes: Bytes) -> Result<Bytes, PoolError> {
+        let mut before = bytes;
+        let write = |view: &mut LedgerView, me: usize| {
+            let entry = &mut view.entries[me];
+            before = std::mem::replace(&mut entry.floor, bytes);
+            let slot = entry.slot;
+            if before != bytes {
+                view.note(slot, Note::new(EventKind::ShareSet, Reason::Engine, bytes));
+            }
+        };
+        self.account.publish(self.figures(), write).map_err(PoolError::Ledger)?;
+        Ok(before)
     }
 
     pub(crate) fn limit_state(&self, verdict: Verdict) -> LimitState {

@@ -294,7 +294,10 @@ impl Keeper {
     }
 
     fn owed_pages(&self, view: &LedgerView, me: usize) -> u32 {
-        let bytes = owed(view.header.budget, &self.claims(view, me), me);
+        let mut claims = self.claims(view, me);
+        // What is only kept in case is not needed: a neighbour that waits has more use for it than our share of the device.
+        claims[me].in_use = claims[me].in_use.saturating_sub(self.inner.evictable());
+        let bytes = owed(view.header.budget, &claims, me);
         let here = u32::try_from(bytes.0.div_ceil(self.inner.page_bytes().0)).unwrap_or(u32::MAX);
         here.max(self.inner.memory.owed_pages(|| self.inner.spare_pages()))
     }

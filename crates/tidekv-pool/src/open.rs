@@ -5,7 +5,7 @@
 //!   geometry -> address space, or a group of the fleet -> segment (its lock makes the name ours) -> ledger entry -> null block -> thread
 //! ```
 
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -71,6 +71,7 @@ pub(crate) fn open(config: PoolConfig) -> Result<(Arc<Inner>, Runner), PoolError
         mailbox: Mailbox::new().map_err(PoolError::system("eventfd"))?,
         completed_step: AtomicU64::new(0),
         awaited_step: AtomicU64::new(u64::MAX),
+        evictable_blocks: AtomicU32::new(0),
         trimmed: AtomicBool::new(false),
         stopping: AtomicBool::new(false),
         birth: Birth::here(),

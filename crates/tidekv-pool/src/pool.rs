@@ -294,6 +294,25 @@ impl KvPool {
         })
     }
 
+    /// Sets what is kept for this pool whatever neighbours want, and says what it was: an engine that sleeps needs
+    /// nothing kept. An operator may change it as well (`kvctl share --floor`); the last word counts.
+    ///
+    /// # Errors
+    /// [`PoolError::Ledger`] where the ledger could not be written; the floor is unchanged then.
+    pub fn set_floor(&self, bytes: Bytes) -> Result<Bytes, PoolError> {
+        self.inner.check_birth()?;
+        self.inner.set_floor(bytes)
+    }
+
+    /// Says how many of the leased blocks are only kept in case they are asked for again: cached prefixes that no request
+    /// uses. They count as used for operators, and not as needed when a neighbour waits: then the engine is asked to evict
+    /// them ([`on_reclaim`](Self::on_reclaim)), also where this pool holds no more than its share.
+    ///
+    /// Costs one store; call it whenever the number changes.
+    pub fn set_evictable(&self, blocks: u32) {
+        self.inner.evictable_blocks.store(blocks, Relaxed);
+    }
+
     /// The limit in force and what it has come to.
     pub fn limit_state(&self) -> LimitState {
         self.inner.limit_state(Verdict::Repeated)

@@ -64,6 +64,45 @@ fn an_engine_that_evicts_on_request_feeds_its_neighbour() {
 }
 
 #[test]
+fn a_floor_that_is_given_up_is_for_others_and_comes_back() {
+    let device = Device::new(8);
+    let sleeper = PoolConfig { share: Share { floor: pages(6), ..Share::default() }, ..device.config("sleeper") };
+    let (sleeper, other) = (KvPool::open(sleeper).unwrap(), device.pool("other"));
+    let short = |pool: &KvPool, count: u32| pool.alloc(count, &mut Vec::new()).unwrap_err().is_transient();
+    assert!(short(&other, 3 * BLOCKS), "six pages are kept for the sleeper");
+    assert_eq!(sleeper.set_floor(Bytes::ZERO).unwrap(), pages(6));
+    let leases = alloc(&other, 8 * BLOCKS);
+    assert_eq!(sleeper.set_floor(pages(6)).unwrap(), Bytes::ZERO);
+    assert_eq!(device.entry(&sleeper).floor, pages(6));
+    assert!(short(&sleeper, BLOCKS), "what is in use is not taken away");
+    other.free(&leases, NO_WORK).unwrap();
+    let mut own = Vec::new();
+    sleeper.alloc_within(6 * BLOCKS, SOON, &mut own).unwrap();
+    assert!(short(&other, 3 * BLOCKS));
+}
+
+/// An idle engine whose cached prefixes fill its share: without the hint its neighbour never got more than its own share.
+#[test]
+fn what_an_engine_only_keeps_goes_to_a_neighbour_that_waits() {
+    let device = Device::new(8);
+    let (idle, busy) = (device.pool("idle"), device.pool("busy"));
+    let cached = alloc(&idle, 4 * BLOCKS);
+    alloc(&busy, 4 * BLOCKS);
+    assert!(busy.alloc(BLOCKS, &mut Vec::new()).unwrap_err().is_exhausted(), "each has its share");
+    idle.set_evictable(4 * BLOCKS);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| busy.alloc_within(3 * BLOCKS, SOON, &mut Vec::new()));
+        device.until("the idle engine is asked", |view| {
+            view.by_name("idle", GroupId(0)).is_some_and(|entry| entry.reclaim == pages(3))
+        });
+        idle.free(&cached[..3 * BLOCKS as usize], NO_WORK).unwrap();
+        idle.set_evictable(BLOCKS);
+        waiting.join().unwrap().unwrap();
+    });
+    assert_eq!(device.entry(&busy).reserved, pages(7));
+}
+
+#[test]
 fn an_engine_that_polls_sees_the_same_request() {
     let device = Device::new(8);
     let (rich, poor) = (device.pool("rich"), device.pool("poor"));
