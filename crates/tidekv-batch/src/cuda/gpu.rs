@@ -1,4 +1,5 @@
-//! The device as this crate uses it: driver functions for kernels, streams, events and graphs, every result a value.
+//! The device as steps use it, ours and those of the crates above: driver functions for kernels, streams, events and graphs, every
+//! result a value.
 //!
 //! The driver is loaded by `tidekv-mem`; this is the table of what a step asks of it beyond memory, and owners for what the driver
 //! hands out. An owner keeps the device, so the context outlives it; it gives its handle back when dropped, silently, because
@@ -22,6 +23,7 @@ driver_functions! {
         function_set = "cuFuncSetAttribute"(CUfunction, c_int, c_int);
         launch = "cuLaunchKernel"(CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void);
         copy_in = "cuMemcpyHtoDAsync_v2"(CUdeviceptr, *const c_void, usize, CUstream);
+        copy_out = "cuMemcpyDtoHAsync_v2"(*mut c_void, CUdeviceptr, usize, CUstream);
         stream_create = "cuStreamCreate"(*mut CUstream, c_uint);
         stream_destroy = "cuStreamDestroy_v2"(CUstream);
         stream_synchronize = "cuStreamSynchronize"(CUstream);
@@ -65,26 +67,35 @@ macro_rules! call {
 
 /// A device and the functions of its driver.
 #[derive(Debug)]
-pub(super) struct Gpu {
-    pub(super) device: CudaDevice,
+pub struct Gpu {
+    /// The device itself, for memory.
+    pub device: CudaDevice,
     functions: Functions,
 }
 
 impl Gpu {
-    pub(super) fn open(number: u32) -> Result<Arc<Self>, MemError> {
+    /// Opens device `number` and finds the functions.
+    ///
+    /// # Errors
+    /// [`MemError::Unavailable`] without a driver that has them, [`MemError::NoSuchDevice`].
+    pub fn open(number: u32) -> Result<Arc<Self>, MemError> {
         let device = CudaDevice::open(number)?;
         let functions = device.functions()?;
         Ok(Arc::new(Self { device, functions }))
     }
 
-    pub(super) fn enter(&self) -> Result<Entered, MemError> {
+    /// Makes the context current on this thread until the guard is dropped.
+    ///
+    /// # Errors
+    /// As [`CudaDevice::enter`].
+    pub fn enter(&self) -> Result<Entered, MemError> {
         self.device.enter()
     }
 }
 
 /// A loaded module of kernels.
 #[derive(Debug)]
-pub(super) struct Module {
+pub struct Module {
     raw: CUmodule,
     gpu: Arc<Gpu>,
 }
@@ -96,7 +107,10 @@ unsafe impl Sync for Module {}
 
 impl Module {
     /// Has the driver compile PTX for the device.
-    pub(super) fn load(gpu: &Arc<Gpu>, ptx: &CStr) -> Result<Arc<Self>, MemError> {
+    ///
+    /// # Errors
+    /// What the driver says of the PTX.
+    pub fn load(gpu: &Arc<Gpu>, ptx: &CStr) -> Result<Arc<Self>, MemError> {
         let _entered = gpu.enter()?;
         let mut raw = ptr::null_mut();
         // SAFETY: a place to write to, and text that ends in NUL.
@@ -104,7 +118,11 @@ impl Module {
         Ok(Arc::new(Self { raw, gpu: Arc::clone(gpu) }))
     }
 
-    pub(super) fn kernel(self: &Arc<Self>, name: &CStr) -> Result<Kernel, MemError> {
+    /// The kernel of this name.
+    ///
+    /// # Errors
+    /// What the driver says, also of a name that is not there.
+    pub fn kernel(self: &Arc<Self>, name: &CStr) -> Result<Kernel, MemError> {
         let _entered = self.gpu.enter()?;
         let mut raw = ptr::null_mut();
         // SAFETY: a place to write to, a module that lives as long as `self`, and text that ends in NUL.
@@ -126,17 +144,27 @@ impl Drop for Module {
     }
 }
 
-/// How many threads, in one dimension.
+/// How many threads: blocks in up to three dimensions, threads of a block in one.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Grid {
-    pub(super) blocks: u32,
-    pub(super) threads: u32,
-    pub(super) shared_bytes: u32,
+pub struct Grid {
+    /// Blocks in each dimension.
+    pub blocks: [u32; 3],
+    /// Threads of each.
+    pub threads: u32,
+    /// Shared memory of each, beyond what the kernel declares.
+    pub shared_bytes: u32,
+}
+
+impl Grid {
+    /// So many blocks in a line.
+    pub const fn line(blocks: u32, threads: u32) -> Self {
+        Self { blocks: [blocks, 1, 1], threads, shared_bytes: 0 }
+    }
 }
 
 /// A kernel of a module.
 #[derive(Clone, Debug)]
-pub(super) struct Kernel {
+pub struct Kernel {
     raw: CUfunction,
     module: Arc<Module>,
 }
@@ -148,7 +176,10 @@ unsafe impl Sync for Kernel {}
 
 impl Kernel {
     /// Lets launches ask for more shared memory than every device gives without asking.
-    pub(super) fn allow_shared(&self, bytes: u32) -> Result<(), MemError> {
+    ///
+    /// # Errors
+    /// More than the device has.
+    pub fn allow_shared(&self, bytes: u32) -> Result<(), MemError> {
         let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
         // SAFETY: a function of a living module; the driver refuses more than the device has.
         unsafe { call!(self.module.gpu, function_set(self.raw, MAX_DYNAMIC_SHARED, bytes)) }
@@ -159,21 +190,24 @@ impl Kernel {
     /// # Safety
     /// `arguments` point at values of the kernel's parameter types, in order, and the memory that those name is valid until the
     /// launch is over and used by nothing that is not ordered with it.
-    pub(super) unsafe fn launch<const N: usize>(
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub unsafe fn launch<const N: usize>(
         &self,
         grid: Grid,
         stream: CUstream,
         arguments: [*const c_void; N],
     ) -> Result<(), MemError> {
         let mut arguments = arguments.map(<*const c_void>::cast_mut);
-        let Grid { blocks, threads, shared_bytes } = grid;
+        let Grid { blocks: [x, y, z], threads, shared_bytes } = grid;
         let none = ptr::null_mut();
         // SAFETY: a function of a living module; the driver copies the arguments before it returns, and they are as it
         // demands by the caller's promise.
         unsafe {
             call!(
                 self.module.gpu,
-                launch(self.raw, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, arguments.as_mut_ptr(), none)
+                launch(self.raw, x, y, z, threads, 1, 1, shared_bytes, stream, arguments.as_mut_ptr(), none)
             )
         }
     }
@@ -181,7 +215,7 @@ impl Kernel {
 
 /// A stream: ours, or one that its owner keeps alive.
 #[derive(Debug)]
-pub(super) struct Stream {
+pub struct Stream {
     raw: CUstream,
     owned: bool,
     gpu: Arc<Gpu>,
@@ -193,7 +227,11 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Self, MemError> {
+    /// A stream that does not wait for the default one.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn new(gpu: &Arc<Gpu>) -> Result<Self, MemError> {
         let _entered = gpu.enter()?;
         let mut raw = ptr::null_mut();
         // SAFETY: a place to write to.
@@ -201,31 +239,44 @@ impl Stream {
         Ok(Self { raw, owned: true, gpu: Arc::clone(gpu) })
     }
 
+    /// Somebody else's stream.
+    ///
     /// # Safety
     /// `raw` is a stream of the device's primary context (null for its default stream) that outlives this value.
-    pub(super) unsafe fn borrowed(gpu: &Arc<Gpu>, raw: CUstream) -> Self {
+    pub unsafe fn borrowed(gpu: &Arc<Gpu>, raw: CUstream) -> Self {
         Self { raw, owned: false, gpu: Arc::clone(gpu) }
     }
 
-    pub(super) fn raw(&self) -> CUstream {
+    /// As the driver knows it.
+    pub fn raw(&self) -> CUstream {
         self.raw
     }
 
-    pub(super) fn synchronise(&self) -> Result<(), MemError> {
+    /// Waits until everything on it is done.
+    ///
+    /// # Errors
+    /// What the driver says, also of kernels that failed.
+    pub fn synchronise(&self) -> Result<(), MemError> {
         let _entered = self.gpu.enter()?;
         // SAFETY: a living stream, by construction.
         unsafe { call!(self.gpu, stream_synchronize(self.raw)) }
     }
 
     /// Work put on this stream from now on runs after `event`.
-    pub(super) fn wait(&self, event: &Event) -> Result<(), MemError> {
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn wait(&self, event: &Event) -> Result<(), MemError> {
         let _entered = self.gpu.enter()?;
         // SAFETY: a living stream and a living event.
         unsafe { call!(self.gpu, stream_wait(self.raw, event.raw, 0)) }
     }
 
     /// Whether what is put on this stream becomes part of a graph instead of running.
-    pub(super) fn is_capturing(&self) -> Result<bool, MemError> {
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn is_capturing(&self) -> Result<bool, MemError> {
         let mut status = 0;
         // SAFETY: a living stream and a place to write to.
         unsafe { call!(self.gpu, stream_capturing(self.raw, &raw mut status)) }?;
@@ -236,13 +287,34 @@ impl Stream {
     ///
     /// # Safety
     /// `bytes` bytes at both addresses are valid until the copy is over, and nothing that is not ordered with it uses them.
-    pub(super) unsafe fn copy_in(&self, to: u64, from: *const u8, bytes: usize) -> Result<(), MemError> {
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub unsafe fn copy_in(&self, to: u64, from: *const u8, bytes: usize) -> Result<(), MemError> {
         // SAFETY: the caller's promise.
         unsafe { call!(self.gpu, copy_in(to, from.cast(), bytes, self.raw)) }
     }
 
+    /// The other way round. The context is current.
+    ///
+    /// # Safety
+    /// As [`copy_in`](Self::copy_in).
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub unsafe fn copy_out(&self, to: *mut u8, from: u64, bytes: usize) -> Result<(), MemError> {
+        // SAFETY: the caller's promise.
+        unsafe { call!(self.gpu, copy_out(to.cast(), from, bytes, self.raw)) }
+    }
+
     /// A graph of what `enqueue` puts on this stream.
-    pub(super) fn capture<E: From<MemError>>(&self, enqueue: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
+    ///
+    /// # Errors
+    /// What `enqueue` answers, and what the driver says.
+    ///
+    /// # Panics
+    /// If the driver says that it captured something and gives nothing.
+    pub fn capture<E: From<MemError>>(&self, enqueue: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         let _entered = self.gpu.enter()?;
         // SAFETY: a living stream; capturing is ended below, whatever happens in between.
         unsafe { call!(self.gpu, capture_begin(self.raw, CAPTURE_THREAD_LOCAL)) }?;
@@ -285,7 +357,7 @@ impl Drop for Template<'_> {
 
 /// Launches that were captured, ready to be repeated with one call.
 #[derive(Debug)]
-pub(super) struct Graph {
+pub struct Graph {
     raw: CUgraphExec,
     gpu: Arc<Gpu>,
 }
@@ -300,7 +372,10 @@ impl Graph {
     ///
     /// # Safety
     /// As [`Kernel::launch`], for everything that was captured.
-    pub(super) unsafe fn launch(&mut self, stream: &Stream) -> Result<(), MemError> {
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub unsafe fn launch(&mut self, stream: &Stream) -> Result<(), MemError> {
         // SAFETY: a living graph and a living stream; the rest is the caller's promise.
         unsafe { call!(self.gpu, graph_launch(self.raw, stream.raw)) }
     }
@@ -317,7 +392,7 @@ impl Drop for Graph {
 
 /// A point in a stream's work.
 #[derive(Debug)]
-pub(super) struct Event {
+pub struct Event {
     raw: CUevent,
     gpu: Arc<Gpu>,
 }
@@ -329,12 +404,18 @@ unsafe impl Sync for Event {}
 
 impl Event {
     /// An event that only tells before from after.
-    pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Self, MemError> {
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn new(gpu: &Arc<Gpu>) -> Result<Self, MemError> {
         Self::with_flags(gpu, WITHOUT_TIME)
     }
 
     /// An event that knows when it was.
-    pub(super) fn with_time(gpu: &Arc<Gpu>) -> Result<Self, MemError> {
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn with_time(gpu: &Arc<Gpu>) -> Result<Self, MemError> {
         Self::with_flags(gpu, 0)
     }
 
@@ -347,12 +428,19 @@ impl Event {
     }
 
     /// From now on the event is the end of what is on the stream. The context is current.
-    pub(super) fn record(&self, stream: &Stream) -> Result<(), MemError> {
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn record(&self, stream: &Stream) -> Result<(), MemError> {
         // SAFETY: a living event and a living stream of one context.
         unsafe { call!(self.gpu, event_record(self.raw, stream.raw)) }
     }
 
-    pub(super) fn is_over(&self) -> Result<bool, MemError> {
+    /// Whether the device has come so far.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn is_over(&self) -> Result<bool, MemError> {
         let _entered = self.gpu.enter()?;
         // SAFETY: a living event.
         let code = unsafe { (self.gpu.functions.event_query)(self.raw) };
@@ -363,14 +451,20 @@ impl Event {
     }
 
     /// Waits until it is over; at once if it was never recorded.
-    pub(super) fn wait(&self) -> Result<(), MemError> {
+    ///
+    /// # Errors
+    /// What the driver says, also of kernels that failed.
+    pub fn wait(&self) -> Result<(), MemError> {
         let _entered = self.gpu.enter()?;
         // SAFETY: a living event.
         unsafe { call!(self.gpu, event_synchronize(self.raw)) }
     }
 
     /// Microseconds of the device from `start` to this event; both are over and know their time.
-    pub(super) fn micros_since(&self, start: &Self) -> Result<f64, MemError> {
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn micros_since(&self, start: &Self) -> Result<f64, MemError> {
         let mut millis = 0.0;
         // SAFETY: a place to write to and two living events.
         unsafe { call!(self.gpu, event_elapsed(&raw mut millis, start.raw, self.raw)) }?;

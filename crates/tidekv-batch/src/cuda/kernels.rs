@@ -98,7 +98,7 @@ impl Kernels {
             Decode::Update => &self.update,
             Decode::Pack => &self.pack,
         };
-        let grid = Grid { blocks: 1, threads: self.decode_threads, shared_bytes: 0 };
+        let grid = Grid::line(1, self.decode_threads);
         // SAFETY: the kernel's two parameters; the rest is the caller's promise.
         unsafe { kernel.launch(grid, stream, [from_ref(replica).cast(), from_ref(&padding).cast()]) }
     }
@@ -122,7 +122,7 @@ impl Kernels {
         tokens_out: u32,
     ) -> Result<(), MemError> {
         let grid = Grid {
-            blocks: Self::mixed_blocks(tokens_out),
+            blocks: [Self::mixed_blocks(tokens_out), 1, 1],
             threads: MAX_THREADS,
             shared_bytes: mixed_shared_bytes(words.batch),
         };
@@ -151,7 +151,7 @@ impl Kernels {
     ) -> Result<(), MemError> {
         let runs = staged.run_count.div_ceil(WARP_RUNS * (APPLY_THREADS / WARP));
         let rows = staged.row_count.div_ceil(APPLY_THREADS);
-        let grid = Grid { blocks: runs.max(rows).clamp(1, APPLY_MAX_BLOCKS), threads: APPLY_THREADS, shared_bytes: 0 };
+        let grid = Grid::line(runs.max(rows).clamp(1, APPLY_MAX_BLOCKS), APPLY_THREADS);
         let arguments = [
             from_ref(replica).cast(),
             from_ref(&staged.runs).cast(),
@@ -168,7 +168,7 @@ impl Kernels {
 
     /// A kernel that does nothing, as wide as a decode step.
     pub(super) fn nothing(&self, stream: CUstream) -> Result<(), MemError> {
-        let grid = Grid { blocks: 1, threads: self.decode_threads, shared_bytes: 0 };
+        let grid = Grid::line(1, self.decode_threads);
         // SAFETY: the kernel has no parameters and touches no memory.
         unsafe { self.nothing.launch(grid, stream, []) }
     }

@@ -15,7 +15,7 @@
 //!
 //! | module    | it                                                                       |
 //! |-----------|--------------------------------------------------------------------------|
-//! | `gpu`     | driver functions; owners of modules, streams, events and graphs           |
+//! | [`gpu`]   | driver functions; owners of modules, streams, events and graphs           |
 //! | `replica` | the arrays on the device, and the structs that kernels read               |
 //! | `kernels` | the PTX and how each kernel is launched                                   |
 //! | `staging` | pinned slots for changes and query lengths, fenced by events              |
@@ -27,7 +27,7 @@
 //! This is the only part of the crate that uses `unsafe`: launches, pinned memory, reading back.
 
 mod error;
-mod gpu;
+pub mod gpu;
 mod graph;
 mod kernels;
 mod probe;
@@ -140,6 +140,16 @@ impl CudaBatch {
     /// The stream that steps run on, as a `CUstream`.
     pub fn stream(&self) -> *mut c_void {
         self.stream.raw().cast()
+    }
+
+    /// The device that it is on.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// A number that no other batch of this process has: captured launches belong to one batch.
+    pub fn identity(&self) -> u64 {
+        self.identity
     }
 
     /// The mirror: who is in which row and holds which ids.

@@ -138,6 +138,27 @@ impl DeviceMemory {
         // SAFETY: inside the allocation, which lives as long as `self`; the rest is the caller's promise.
         unsafe { self.device.enter()?.copy_out(self.address + offset, into) }
     }
+
+    /// Copies from the host to what begins `offset` bytes into this memory; complete when it returns.
+    ///
+    /// # Safety
+    /// No work on the device is using these bytes: the caller has waited for it.
+    ///
+    /// # Errors
+    /// What the driver says.
+    ///
+    /// # Panics
+    /// If that is not all inside this memory.
+    pub unsafe fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), MemError> {
+        let inside = offset.checked_add(from.len() as u64).is_some_and(|end| end <= self.bytes.0);
+        assert!(inside, "{} bytes from {offset} on, of {}", from.len(), self.bytes);
+        let entered = self.device.enter()?;
+        // SAFETY: inside the allocation, which lives as long as `self`; the rest is the caller's promise.
+        unsafe { entered.copy_in(self.address + offset, from) }?;
+        // The driver returns when it has read `from`; the bytes may still be on their way, and streams that do not wait for the default
+        // one would not wait for them.
+        entered.synchronise()
+    }
 }
 
 impl Drop for DeviceMemory {
