@@ -3,7 +3,8 @@
 //! ```text
 //!   pool (private) ── alloc ──> held: one bit per kernel id ── free ──> pool
 //!                                  │
-//!            layer(l).keys(id), .values(id): [block_tokens][kv_heads][head_size] of f32
+//!     processor: layer(l).keys(id), .values(id): [block_tokens][kv_heads][head_size] of f32
+//!     GPU:       on_device(): where each layer's keys and values begin, for kernels
 //! ```
 //!
 //! A block's page stays mapped while the block is leased, so "held here" proves that its bytes can be touched. That
@@ -17,7 +18,7 @@ use tidekv_core::pages::Fence;
 use tidekv_core::units::{BlockIndex, Buffer, Bytes, KernelId, LayerIndex, PageId, Step};
 use tidekv_pool::{KvPool, PoolConfig, PoolError, PoolSnapshot, ReclaimRequest};
 
-/// Bytes of an element.
+/// Bytes of an element on the processor.
 const ELEMENT: u64 = size_of::<f32>() as u64;
 
 /// Why the memory for K and V cannot be had.
@@ -30,13 +31,33 @@ pub enum KvStoreError {
     /// Memory that the processor cannot touch, or blocks that are not packed 32-bit floats.
     #[error("the processor cannot compute in this pool: it needs host memory, the slab layout and 4-byte elements")]
     NotForTheProcessor,
+    /// Memory that kernels cannot touch, or blocks that are not packed.
+    #[error("the GPU cannot compute in this pool: it needs memory of the GPU and the slab layout")]
+    NotForTheGpu,
+}
+
+/// Where the pool's memory is.
+#[derive(Clone, Copy, Debug)]
+enum Home {
+    Host(NonNull<u8>),
+    /// Its address on the device.
+    Device(u64),
+}
+
+/// One layer's keys and values as kernels find them: token `slot` begins `slot * token_elements` elements behind each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceLayer {
+    /// Address of the keys of slot 0.
+    pub keys: u64,
+    /// Address of the values of slot 0.
+    pub values: u64,
 }
 
 /// Blocks of a pool that belong to one engine, and the bytes of each.
 #[derive(Debug)]
 pub struct KvStore {
     pool: KvPool,
-    base: NonNull<u8>,
+    home: Home,
     /// Bit `id % 64` of word `id / 64`: the block is leased, by us.
     held: Box<[u64]>,
     held_blocks: u32,
@@ -48,7 +69,7 @@ pub struct KvStore {
     step: u64,
 }
 
-// SAFETY: `base` is the address of the pool's reservation, which is memory of the whole process and lives as long as
+// SAFETY: `home` is the address of the pool's reservation, which is memory of the whole process and lives as long as
 // `pool`; nothing about it belongs to a thread.
 unsafe impl Send for KvStore {}
 // SAFETY: through `&KvStore` the memory is only read, and every write needs `&mut KvStore`.
@@ -82,33 +103,70 @@ impl KvStore {
     /// # Errors
     /// As [`KvPool::open`], and [`KvStoreError::NotForTheProcessor`].
     pub fn open(config: PoolConfig) -> Result<Self, KvStoreError> {
+        Self::open_with(config, KvStoreError::NotForTheProcessor, |address, is_host, element_bytes| {
+            // The region exposed its address when it said it as a number.
+            let base = usize::try_from(address).ok().map(std::ptr::with_exposed_provenance_mut::<u8>);
+            base.and_then(NonNull::new).filter(|_| is_host && element_bytes == ELEMENT).map(Home::Host)
+        })
+    }
+
+    /// Opens a pool for a GPU to compute in.
+    ///
+    /// # Errors
+    /// As [`KvPool::open`], and [`KvStoreError::NotForTheGpu`].
+    pub fn open_on_device(config: PoolConfig) -> Result<Self, KvStoreError> {
+        Self::open_with(config, KvStoreError::NotForTheGpu, |address, is_host, _| {
+            (!is_host).then_some(Home::Device(address))
+        })
+    }
+
+    /// `home` decides by the address, whether the processor can touch it, and the bytes of an element.
+    fn open_with(
+        config: PoolConfig,
+        unfit: KvStoreError,
+        home: impl FnOnce(u64, bool, u64) -> Option<Home>,
+    ) -> Result<Self, KvStoreError> {
         let pool = KvPool::open(config)?;
         let geometry = *pool.geometry();
         let block_bytes = geometry.shape().block_bytes(Buffer::Key).map_err(PoolError::from)?;
         let block_tokens = geometry.shape().block_tokens as usize;
+        let element = u64::from(geometry.shape().element_bytes).max(1);
         let mut layers = Vec::new();
         for layer in 0..geometry.shape().layers {
             let view = |buffer| geometry.layer_view(LayerIndex(layer), buffer).map_err(PoolError::from);
             let (keys, values) = (view(Buffer::Key)?, view(Buffer::Value)?);
             // Slots are ids times tokens only where blocks follow each other without gaps.
-            if keys.id_stride != block_bytes || keys.block_bytes != values.block_bytes {
-                return Err(KvStoreError::NotForTheProcessor);
+            let is_packed = keys.id_stride == block_bytes && keys.block_bytes == values.block_bytes;
+            if !is_packed || keys.offset.0 % element != 0 || values.offset.0 % element != 0 {
+                return Err(unfit);
             }
             layers.push((keys.offset.0, values.offset.0));
         }
-        let reservation = pool.reservation().ok_or(KvStoreError::NotForTheProcessor)?;
-        let base = usize::try_from(reservation.base_address()).ok().and_then(|address| {
-            // The region exposed its address when it said it as a number.
-            NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(address))
-        });
-        let is_ours = reservation.backend().capabilities().host_accessible
-            && geometry.shape().element_bytes == 4
-            && layers.iter().all(|&(keys, values)| keys % ELEMENT == 0 && values % ELEMENT == 0);
-        let (Some(base), true) = (base, is_ours) else { return Err(KvStoreError::NotForTheProcessor) };
-        let token_elements = usize::try_from(block_bytes.0 / ELEMENT).unwrap_or(usize::MAX) / block_tokens;
+        let at = pool
+            .reservation()
+            .map(|reservation| (reservation.base_address(), reservation.backend().capabilities().host_accessible));
+        let home = at.and_then(|(address, is_host)| home(address, is_host, element)).ok_or(unfit)?;
+        let token_elements = usize::try_from(block_bytes.0 / element).unwrap_or(usize::MAX) / block_tokens;
         let held = vec![0; geometry.id_count().div_ceil(64) as usize].into_boxed_slice();
         let layers = layers.into_boxed_slice();
-        Ok(Self { pool, base, held, held_blocks: 0, layers, token_elements, block_tokens, step: 0 })
+        Ok(Self { pool, home, held, held_blocks: 0, layers, token_elements, block_tokens, step: 0 })
+    }
+
+    /// Where each layer is on the device; `None` for memory of the host.
+    pub fn on_device(&self) -> Option<impl ExactSizeIterator<Item = DeviceLayer>> {
+        let Home::Device(base) = self.home else { return None };
+        let at = move |&(keys, values): &(u64, u64)| DeviceLayer { keys: base + keys, values: base + values };
+        Some(self.layers.iter().map(at))
+    }
+
+    /// Elements of one token's keys in a layer, and of its values.
+    pub fn token_elements(&self) -> usize {
+        self.token_elements
+    }
+
+    /// Bytes of one element of K and V.
+    pub fn element_bytes(&self) -> u32 {
+        self.pool.geometry().shape().element_bytes
     }
 
     /// For whoever only looks.
@@ -161,6 +219,11 @@ impl KvStore {
     pub fn limit_blocks(&self) -> u32 {
         let snapshot = self.pool.snapshot();
         snapshot.shrink_target_blocks.min(snapshot.total_blocks)
+    }
+
+    /// Says how many blocks are only kept in case they are asked for again.
+    pub fn set_evictable(&self, blocks: u32) {
+        self.pool.set_evictable(blocks);
     }
 
     /// What the pool asks to be freed.
@@ -217,6 +280,14 @@ impl KvStore {
         self.pool.step_completed(Step(self.step));
     }
 
+    /// Sets what is kept for the pool whatever neighbours want; says what it was.
+    ///
+    /// # Errors
+    /// As [`KvPool::set_floor`].
+    pub fn set_floor(&self, bytes: Bytes) -> Result<Bytes, PoolError> {
+        self.pool.set_floor(bytes)
+    }
+
     /// Gives every idle page back now.
     ///
     /// # Errors
@@ -264,9 +335,10 @@ impl KvStore {
         assert!(self.holds(id), "block {id} is touched without being held");
         let block_bytes = (self.block_tokens * self.token_elements) as u64 * ELEMENT;
         let offset = usize::try_from(offset + u64::from(id.0) * block_bytes).expect("within the reservation");
+        let Home::Host(base) = self.home else { panic!("the processor cannot touch a GPU's memory") };
         // SAFETY: a held id is leased from the pool, so by the geometry its block of this buffer lies inside the
         // reservation, which is one mapping.
-        unsafe { self.base.add(offset) }.cast()
+        unsafe { base.add(offset) }.cast()
     }
 }
 

@@ -1,55 +1,90 @@
-//! Computing a step: tokens in, logits out, and K and V into the pool's memory on the way.
+//! Computing a step: tokens in, the next tokens or their logits out, and K and V into the pool's memory on the way.
 //!
 //! ```text
-//!   StepInput { tokens, metadata, tables }      what tidekv-batch prepared
+//!   StepInput { query, tokens, wanted }
 //!        │
-//!     Compute::forward ── writes K and V of the new tokens, reads those of all earlier ones ──> KvStore
+//!     Compute::forward ── gives the tokens their places ──> StepTables      block tables, where the step is computed
+//!        │             ── writes K and V of the new tokens, reads those of all earlier ones ──> KvStore
 //!        │                                                                                       (the pool's memory)
-//!     Logits of the tokens that were asked for
+//!     Outputs of the tokens that were asked for
 //! ```
 //!
-//! [`Compute`] is all that the engine knows of a device. What a row gives must not depend on its company: neither on
-//! the other rows of the step nor on how a prompt was cut into chunks, to the last bit. Elastic and static memory, a
-//! preempted request and one that was left alone then give the same tokens, and that can be tested.
+//! [`Compute`] is all that the engine knows of a device: `cpu` and `cuda` are behind it. On the processor a row's result does not depend
+//! on its company: neither on the other rows of the step nor on how a prompt was cut into chunks, to the last bit. On a GPU the library
+//! that multiplies chooses by the size of the step, so there the promise is smaller (decision 0017): the same steps give the
+//! same bits, wherever the blocks are. Elastic and static memory give the same text on both.
 //!
-//! This is the one place of the crate with `unsafe` code: [`KvStore`] turns block ids into memory.
+//! This is the one place of the crate with `unsafe` code: [`KvStore`] turns block ids into memory, `cuda` launches kernels.
 
 mod cpu;
+pub mod cuda;
 mod kv;
+mod tables;
 
 pub use cpu::CpuCompute;
+pub use cuda::CudaCompute;
 pub use kv::{KvGauge, KvStore, KvStoreError};
+pub use tables::{HostTables, StepTables};
 
-use tidekv_batch::{Metadata, TableView};
+use tidekv_batch::cuda::CudaBatchError;
+use tidekv_batch::{BatchError, BlockTables};
 use tidekv_core::units::KernelId;
+use tidekv_mem::MemError;
 
-/// One step, as `tidekv-batch` prepared it.
+/// One step.
 #[derive(Clone, Copy, Debug)]
 pub struct StepInput<'a> {
+    /// Query tokens of each row, in the order of the rows.
+    pub query: &'a [u32],
     /// The query tokens of all rows, one row after the other.
     pub tokens: &'a [u32],
-    /// Where they are in their sequences, and where their K and V go.
-    pub metadata: &'a Metadata,
-    /// Where K and V of each row are.
-    pub tables: TableView<'a>,
-    /// Query tokens (indices into `tokens`) whose logits are wanted.
-    pub wanted: &'a [u32],
+    /// What is asked of it.
+    pub wanted: &'a [Wanted],
+}
+
+/// A token whose successor is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Index of the query token in the step.
+    pub token: u32,
+    /// Whether all logits are needed, and not only the id of the largest.
+    pub logits: bool,
 }
 
 /// What a step says about the next tokens.
 #[derive(Clone, Debug, PartialEq)]
+pub struct Outputs {
+    /// The [likeliest] id for each wanted token, in their order.
+    pub best: Vec<u32>,
+    /// The logits of those that asked for them.
+    pub logits: Logits,
+}
+
+/// Rows of logits.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Logits {
     /// Elements of a row.
     pub vocab: usize,
-    /// One row for each wanted token, in their order.
+    /// One row after the other.
     pub data: Vec<f32>,
 }
 
 impl Logits {
-    /// One row for each wanted token.
+    /// Row by row.
     pub fn rows(&self) -> impl ExactSizeIterator<Item = &[f32]> {
         self.data.chunks_exact(self.vocab)
     }
+}
+
+/// The id of the largest logit; of equals the first. What is not a number is never the largest.
+pub fn likeliest(logits: &[f32]) -> u32 {
+    let mut best = (0, f32::NEG_INFINITY);
+    for (id, &logit) in (0..).zip(logits) {
+        if logit > best.1 {
+            best = (id, logit);
+        }
+    }
+    best.0
 }
 
 /// A step that could not be computed. Its tokens' K and V are not to be read.
@@ -71,12 +106,12 @@ pub enum ComputeError {
         vocab: usize,
     },
     /// The numbers of the step do not fit together.
-    #[error("the step has {tokens} tokens and {slots} places for them, and wants the logits of token {last_wanted}")]
+    #[error("the step has {tokens} tokens and {places} places for them, and wants the logits of token {last_wanted}")]
     Mismatch {
         /// Tokens given.
         tokens: usize,
-        /// Slots given.
-        slots: usize,
+        /// Places that the rows have for them.
+        places: usize,
         /// The largest wanted index.
         last_wanted: u32,
     },
@@ -89,13 +124,103 @@ pub enum ComputeError {
         #[source]
         source: rayon::ThreadPoolBuildError,
     },
+    /// The tables refused the step: a bug of the engine.
+    #[error(transparent)]
+    Batch(#[from] BatchError),
+    /// Tables or memory of another device than the one that computes.
+    #[error("the step's {what} are not where it is computed")]
+    Elsewhere {
+        /// Which part of it.
+        what: &'static str,
+    },
+    /// The GPU or its driver refused.
+    #[error(transparent)]
+    Device(#[from] MemError),
+    /// The same, while a step was prepared.
+    #[error(transparent)]
+    DeviceBatch(#[from] CudaBatchError),
+    /// The library that multiplies is missing.
+    #[error("cuBLAS was not found (tried {tried}): install the CUDA toolkit, or choose the back-end cpu")]
+    NoCublas {
+        /// Names and folders that were tried.
+        tried: String,
+    },
+    /// It is there and refused.
+    #[error("cuBLAS refused: {function} answers {code}")]
+    Cublas {
+        /// Which call.
+        function: &'static str,
+        /// Its answer.
+        code: i32,
+    },
+    /// A model that the kernels were not made for.
+    #[error("{what} is {found}, and on a GPU {known} can be computed: choose the back-end cpu")]
+    Unsupported {
+        /// Which size of the model.
+        what: &'static str,
+        /// As it is.
+        found: usize,
+        /// What it could be.
+        known: &'static str,
+    },
+    /// The weights were moved to host memory and not back.
+    #[error("the weights are in host memory: wake the model first")]
+    Parked,
 }
 
 /// What computes a model. One value per model; it owns the weights.
 pub trait Compute: Send {
-    /// Computes a step: K and V of its tokens are in `kv` when it returns.
+    /// Computes a step: its tokens have their places in `tables`, and their K and V are in `kv`, when it returns.
     ///
     /// # Errors
     /// [`ComputeError`]; nothing that earlier steps wrote has changed.
-    fn forward(&mut self, kv: &mut KvStore, step: &StepInput<'_>) -> Result<Logits, ComputeError>;
+    fn forward(
+        &mut self,
+        kv: &mut KvStore,
+        tables: &mut StepTables,
+        step: &StepInput<'_>,
+    ) -> Result<Outputs, ComputeError>;
+
+    /// Moves the weights to host memory, where that frees a device's. Nothing is computed until [`unpark`](Self::unpark).
+    ///
+    /// # Errors
+    /// [`ComputeError`]; then the weights are where they were.
+    fn park(&mut self) -> Result<(), ComputeError> {
+        Ok(())
+    }
+
+    /// Moves them back.
+    ///
+    /// # Errors
+    /// As [`park`](Self::park).
+    fn unpark(&mut self) -> Result<(), ComputeError> {
+        Ok(())
+    }
+}
+
+/// Refuses a step whose tokens, rows and wishes do not fit together.
+fn check_step(step: &StepInput<'_>, vocab: usize) -> Result<(), ComputeError> {
+    let places: usize = step.query.iter().map(|&tokens| tokens as usize).sum();
+    let last_wanted = step.wanted.iter().map(|wanted| wanted.token).max().unwrap_or(0);
+    let tokens = step.tokens.len();
+    if tokens != places || (!step.wanted.is_empty() && last_wanted as usize >= tokens) {
+        return Err(ComputeError::Mismatch { tokens, places, last_wanted });
+    }
+    match step.tokens.iter().find(|&&id| id as usize >= vocab) {
+        Some(&id) => Err(ComputeError::UnknownToken { id, vocab }),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a step with a block that is not held: its memory may be somebody else's, or gone. The step takes the next `new_blocks` of the
+/// ring.
+fn check_held(kv: &KvStore, tables: &BlockTables, new_blocks: u32) -> Result<(), ComputeError> {
+    let view = tables.block_tables();
+    let of_row = |(row, &len): (u32, &i32)| {
+        let blocks = tables.shape().blocks_for(len.cast_unsigned()) as usize;
+        view.row(row)[..blocks].iter().map(|id| KernelId(id.cast_unsigned()))
+    };
+    let in_rows = (0..view.rows).zip(tables.lens()).flat_map(of_row);
+    let mut all = in_rows.chain(tables.free_ids().take(new_blocks as usize));
+    all.find(|&id| !kv.holds(id)).map_or(Ok(()), |id| Err(ComputeError::NotHeld { id }))
 }

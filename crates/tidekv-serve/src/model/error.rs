@@ -7,6 +7,12 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
+    /// More numbers than the processor should make.
+    #[error("{name} is made on a GPU: choose the back-end cuda, or a smaller model such as synthetic:small")]
+    NeedsGpu {
+        /// Which model.
+        name: String,
+    },
     /// Not there, or not readable.
     #[error("{} cannot be read: a model folder has config.json and *.safetensors", path.display())]
     Read {

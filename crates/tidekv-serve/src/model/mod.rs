@@ -4,6 +4,7 @@
 //!   folder      config.json ──> shape ─┐
 //!               *.safetensors ─> tensors ─> Model { shape, weights: f32 }  ──> compute
 //!   synthetic   size, seed ────────────┘
+//!                       └─ sketch ─────> Model<Draw>                       ──> compute::cuda, which makes the numbers itself
 //! ```
 //!
 //! One shape covers Llama, Qwen2 and Qwen3: they differ in biases and in a norm over each head, which are data here, not
@@ -24,14 +25,14 @@ mod weights;
 pub use error::ModelError;
 pub use rope::{Rope, RopeScaling};
 pub use shape::ModelShape;
-pub use synthetic::{SYNTHETIC_BOS, SYNTHETIC_EOS, SYNTHETIC_VOCAB};
+pub use synthetic::{Draw, SYNTHETIC_BOS, SYNTHETIC_EOS, SYNTHETIC_VOCAB};
 pub use weights::{Embedding, Layer, Linear, Matrix, Weights};
 
-use crate::config::ModelSource;
+use crate::config::{ModelSource, SyntheticSize};
 
 /// A model, ready to compute with.
 #[derive(Clone, Debug)]
-pub struct Model {
+pub struct Model<M = Matrix> {
     /// As `/v1/models` calls it.
     pub name: String,
     /// Sizes and constants.
@@ -39,7 +40,7 @@ pub struct Model {
     /// Ids that end a text.
     pub eos: Vec<u32>,
     /// The numbers.
-    pub weights: Weights,
+    pub weights: Weights<M>,
 }
 
 impl Model {
@@ -50,7 +51,14 @@ impl Model {
     pub fn load(source: &ModelSource) -> Result<Self, ModelError> {
         match source {
             ModelSource::Folder(path) => folder::load(path),
-            ModelSource::Synthetic { size, seed } => Ok(synthetic::make(*size, *seed)),
+            ModelSource::Synthetic { size, seed } => synthetic::make(*size, *seed),
         }
+    }
+}
+
+impl Model<Draw> {
+    /// A synthetic model before its numbers are made.
+    pub fn sketch(size: SyntheticSize, seed: u64) -> Self {
+        synthetic::sketch(size, seed)
     }
 }

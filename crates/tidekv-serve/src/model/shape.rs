@@ -43,9 +43,14 @@ impl ModelShape {
         self.kv_heads * self.head_size
     }
 
-    /// What a token costs in the KV cache.
-    #[expect(clippy::cast_possible_truncation, reason = "the reader refuses sizes above 2^24")]
+    /// What a token costs in the KV cache, in 32-bit floats.
     pub fn kv_shape(&self, block_tokens: u32) -> KvShape {
-        KvShape::heads(self.layers as u32, self.kv_heads as u32, self.head_size as u32, KV_ELEMENT_BYTES, block_tokens)
+        self.kv_shape_of(KV_ELEMENT_BYTES, block_tokens)
+    }
+
+    /// The same, in elements of so many bytes.
+    #[expect(clippy::cast_possible_truncation, reason = "the reader refuses sizes above 2^24")]
+    pub fn kv_shape_of(&self, element_bytes: u32, block_tokens: u32) -> KvShape {
+        KvShape::heads(self.layers as u32, self.kv_heads as u32, self.head_size as u32, element_bytes, block_tokens)
     }
 }

@@ -13,9 +13,9 @@
 use rayon::prelude::*;
 use tidekv_core::units::KernelId;
 
+use super::Prepared;
 use super::ops::{add_scaled, dot};
 use super::threads::Threads;
-use crate::compute::StepInput;
 use crate::compute::kv::LayerKv;
 use crate::model::ModelShape;
 
@@ -31,7 +31,7 @@ pub(super) fn attend(
     threads: &Threads,
     shape: &ModelShape,
     kv: LayerKv<'_>,
-    step: &StepInput<'_>,
+    step: &Prepared<'_>,
     places: &[Place],
     queries: &[f32],
     out: &mut Vec<f32>,

@@ -21,9 +21,12 @@ mod threads;
 
 use std::fmt;
 
-use tidekv_core::units::KernelId;
+use tidekv_batch::{Metadata, Padding, TableView, Work};
 
-use super::{Compute, ComputeError, KvStore, Logits, StepInput};
+use super::{
+    Compute, ComputeError, HostTables, KvStore, Logits, Outputs, StepInput, StepTables, Wanted, check_held, check_step,
+    likeliest,
+};
 use crate::model::{Embedding, Layer, Matrix, Model, ModelShape};
 use attention::{Place, attend};
 use dense::Dense;
@@ -50,6 +53,14 @@ struct CpuLayer {
     feed_norm: Vec<f32>,
     gate_up: Dense,
     down: Dense,
+}
+
+/// A step whose tokens have their places.
+struct Prepared<'a> {
+    tokens: &'a [u32],
+    metadata: &'a Metadata,
+    tables: TableView<'a>,
+    wanted: &'a [Wanted],
 }
 
 /// Arrays of one step, kept for the next.
@@ -94,33 +105,7 @@ impl CpuCompute {
         })
     }
 
-    /// Refuses what would be a panic or foreign memory further on.
-    fn check(&self, kv: &KvStore, step: &StepInput<'_>) -> Result<(), ComputeError> {
-        let (metadata, tables) = (step.metadata, step.tables);
-        let tokens = metadata.tokens as usize;
-        let last_wanted = step.wanted.iter().copied().max().unwrap_or(0);
-        let fits =
-            step.tokens.len() == tokens && metadata.slot_mapping.len() >= tokens && tables.rows == metadata.batch;
-        if !fits || (!step.wanted.is_empty() && last_wanted >= metadata.tokens) {
-            let slots = metadata.slot_mapping.len();
-            return Err(ComputeError::Mismatch { tokens: step.tokens.len(), slots, last_wanted });
-        }
-        if let Some(&id) = step.tokens.iter().find(|&&id| id as usize >= self.shape.vocab) {
-            return Err(ComputeError::UnknownToken { id, vocab: self.shape.vocab });
-        }
-        let block_tokens = kv.block_tokens();
-        for (row, &len) in (0..metadata.batch).zip(&metadata.seq_lens) {
-            let blocks = usize::try_from(len).unwrap_or(0).div_ceil(block_tokens);
-            #[expect(clippy::cast_sign_loss, reason = "a negative id becomes one that nobody holds")]
-            let foreign = tables.row(row)[..blocks].iter().map(|&id| KernelId(id as u32)).find(|&id| !kv.holds(id));
-            if let Some(id) = foreign {
-                return Err(ComputeError::NotHeld { id });
-            }
-        }
-        Ok(())
-    }
-
-    fn compute(&mut self, kv: &mut KvStore, step: &StepInput<'_>) -> Logits {
+    fn compute(&mut self, kv: &mut KvStore, step: &Prepared<'_>) -> Outputs {
         self.scratch.place(step, &self.frequencies);
         self.embed(step.tokens);
         let Self { shape, layers, norm, head, threads, scratch, .. } = self;
@@ -129,14 +114,19 @@ impl CpuCompute {
             layer.feed(threads, shape, scratch);
         }
         scratch.normed.clear();
-        for &token in step.wanted {
-            scratch.normed.extend_from_slice(&scratch.state[token as usize * shape.hidden..][..shape.hidden]);
+        for wanted in step.wanted {
+            scratch.normed.extend_from_slice(&scratch.state[wanted.token as usize * shape.hidden..][..shape.hidden]);
         }
         let rows = std::mem::take(&mut scratch.normed);
         ops::norm_rows(&rows, norm, shape.norm_epsilon, &mut scratch.normed);
         let mut data = Vec::new();
         head.apply(threads, &scratch.normed, &mut data);
-        Logits { vocab: shape.vocab, data }
+        let best = data.chunks_exact(shape.vocab).map(likeliest).collect();
+        if !step.wanted.iter().all(|wanted| wanted.logits) {
+            let rows = data.chunks_exact(shape.vocab).zip(step.wanted).filter(|(_, wanted)| wanted.logits);
+            data = rows.flat_map(|(row, _)| row).copied().collect();
+        }
+        Outputs { best, logits: Logits { vocab: shape.vocab, data } }
     }
 
     fn embed(&mut self, tokens: &[u32]) {
@@ -152,9 +142,20 @@ impl CpuCompute {
 }
 
 impl Compute for CpuCompute {
-    fn forward(&mut self, kv: &mut KvStore, step: &StepInput<'_>) -> Result<Logits, ComputeError> {
-        self.check(kv, step)?;
-        Ok(self.compute(kv, step))
+    fn forward(
+        &mut self,
+        kv: &mut KvStore,
+        tables: &mut StepTables,
+        step: &StepInput<'_>,
+    ) -> Result<Outputs, ComputeError> {
+        let StepTables::Host(host) = tables else { return Err(ComputeError::Elsewhere { what: "tables" }) };
+        check_step(step, self.shape.vocab)?;
+        let HostTables { tables, metadata } = &mut **host;
+        let new_blocks = tables.plan(Work::Rows(step.query))?.new_blocks;
+        check_held(kv, tables, new_blocks)?;
+        tables.step(Work::Rows(step.query), Padding::NONE, metadata)?;
+        let tables = tables.block_tables();
+        Ok(self.compute(kv, &Prepared { tokens: step.tokens, metadata, tables, wanted: step.wanted }))
     }
 }
 
@@ -179,7 +180,7 @@ impl CpuLayer {
         shape: &ModelShape,
         index: usize,
         kv: &mut KvStore,
-        step: &StepInput<'_>,
+        step: &Prepared<'_>,
         scratch: &mut Scratch,
     ) {
         ops::norm_rows(&scratch.state, &self.attention_norm, shape.norm_epsilon, &mut scratch.normed);
@@ -219,7 +220,7 @@ impl CpuLayer {
 
 impl Scratch {
     /// Finds each query token's row and position, and the angles of the position.
-    fn place(&mut self, step: &StepInput<'_>, frequencies: &[f32]) {
+    fn place(&mut self, step: &Prepared<'_>, frequencies: &[f32]) {
         self.places.clear();
         self.angles.clear();
         let metadata = step.metadata;
