@@ -2,10 +2,10 @@
 //!
 //! | written                                  | type           |                                                      |
 //! |------------------------------------------|----------------|------------------------------------------------------|
-//! | `synthetic:tiny`, `synthetic:small:7`    | [`ModelSource`]| weights made at start from a seed, nothing to download |
+//! | `synthetic:tiny`, `synthetic:llama-8b:7` | [`ModelSource`]| weights made at start from a seed, nothing to download |
 //! | any other text                           | [`ModelSource`]| a folder with `config.json` and `*.safetensors`       |
 //! | `elastic`, `static`, `static:2G`         | [`KvMode`]     | where KV memory comes from                            |
-//! | `cpu`, `cuda`, `auto`                    | [`ComputeChoice`] | what computes                                      |
+//! | `cpu`, `cuda`, `cuda:f32`, `auto`        | [`ComputeChoice`] | what computes                                      |
 
 use std::fmt;
 use std::path::PathBuf;
@@ -73,14 +73,31 @@ pub enum SyntheticSize {
     Tiny,
     /// Some ten million weights: enough work for a step to be measured.
     Small,
+    /// The shape of Qwen2.5 0.5B.
+    Qwen05b,
+    /// The shape of Llama 3.2 1B.
+    Llama1b,
+    /// The shape of Llama 3.1 8B.
+    Llama8b,
 }
 
 impl SyntheticSize {
+    /// From the smallest.
+    pub const ALL: [Self; 5] = [Self::Tiny, Self::Small, Self::Qwen05b, Self::Llama1b, Self::Llama8b];
+
+    /// Whether the processor makes and computes it in reasonable time.
+    pub fn fits_the_processor(self) -> bool {
+        matches!(self, Self::Tiny | Self::Small)
+    }
+
     /// As people write it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tiny => "tiny",
             Self::Small => "small",
+            Self::Qwen05b => "qwen-0.5b",
+            Self::Llama1b => "llama-1b",
+            Self::Llama8b => "llama-8b",
         }
     }
 }
@@ -109,11 +126,31 @@ impl KvMode {
 pub enum ComputeChoice {
     /// The processor.
     Cpu,
-    /// The GPU.
-    Cuda,
-    /// The best there is in this version.
+    /// The first GPU (`CUDA_VISIBLE_DEVICES` says which that is).
+    Cuda(Precision),
+    /// The GPU if there is one that can compute, else the processor.
     #[default]
     Auto,
+}
+
+/// What weights, K and V are on a GPU. Sums are 32-bit floats always.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Precision {
+    /// 16 bits, as models are published and served.
+    #[default]
+    Bf16,
+    /// 32 bits, as on the processor: to compare with it.
+    F32,
+}
+
+impl Precision {
+    /// Bytes of an element.
+    pub fn bytes(self) -> u32 {
+        match self {
+            Self::Bf16 => 2,
+            Self::F32 => 4,
+        }
+    }
 }
 
 /// A text that names no model, mode or device.
@@ -122,7 +159,7 @@ pub enum ComputeChoice {
 pub enum ParseError {
     /// Begins with `synthetic:` and does not go on as it should.
     #[error(
-        "{text:?} is not a synthetic model: write synthetic:tiny or synthetic:small, with :SEED (a whole number) if you like"
+        "{text:?} is not a synthetic model: write synthetic:tiny, small, qwen-0.5b, llama-1b or llama-8b, with :SEED (a whole number) if you like"
     )]
     Synthetic {
         /// As written.
@@ -141,7 +178,7 @@ pub enum ParseError {
     #[error("static: needs a size")]
     StaticSize(#[from] SizeError),
     /// Nothing that computes.
-    #[error("{text:?} is not a back-end: write cpu, cuda or auto")]
+    #[error("{text:?} is not a back-end: write cpu, cuda or auto (or cuda:f32)")]
     Compute {
         /// As written.
         text: String,
@@ -160,11 +197,7 @@ impl FromStr for ModelSource {
             Some((size, seed)) => (size, seed.parse().map_err(|_| wrong())?),
             None => (rest, 0),
         };
-        let size = match size {
-            "tiny" => SyntheticSize::Tiny,
-            "small" => SyntheticSize::Small,
-            _ => return Err(wrong()),
-        };
+        let size = SyntheticSize::ALL.into_iter().find(|known| known.name() == size).ok_or_else(wrong)?;
         Ok(Self::Synthetic { size, seed })
     }
 }
@@ -185,7 +218,8 @@ impl FromStr for ComputeChoice {
     fn from_str(text: &str) -> Result<Self, ParseError> {
         match text {
             "cpu" => Ok(Self::Cpu),
-            "cuda" => Ok(Self::Cuda),
+            "cuda" => Ok(Self::Cuda(Precision::Bf16)),
+            "cuda:f32" => Ok(Self::Cuda(Precision::F32)),
             "auto" => Ok(Self::Auto),
             _ => Err(ParseError::Compute { text: text.to_owned() }),
         }
@@ -233,12 +267,13 @@ mod tests {
         let synthetic = |size, seed| Ok(ModelSource::Synthetic { size, seed });
         assert_eq!("synthetic:tiny".parse(), synthetic(SyntheticSize::Tiny, 0));
         assert_eq!("synthetic:small:7".parse(), synthetic(SyntheticSize::Small, 7));
+        assert_eq!("synthetic:qwen-0.5b:1".parse(), synthetic(SyntheticSize::Qwen05b, 1));
         assert_eq!("models/llama".parse(), Ok(ModelSource::Folder("models/llama".into())));
         for wrong in ["synthetic:", "synthetic:huge", "synthetic:tiny:", "synthetic:tiny:x", "synthetic:tiny:1:2"] {
             assert_eq!(wrong.parse::<ModelSource>(), Err(ParseError::Synthetic { text: wrong.to_owned() }));
         }
         assert_eq!("".parse::<ModelSource>(), Err(ParseError::EmptyModel));
-        for text in ["synthetic:tiny", "synthetic:small:7", "models/llama"] {
+        for text in ["synthetic:tiny", "synthetic:small:7", "synthetic:llama-8b", "models/llama"] {
             assert_eq!(text.parse::<ModelSource>().unwrap().to_string(), text);
         }
     }

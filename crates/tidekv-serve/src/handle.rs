@@ -12,6 +12,8 @@
 //! stream ends in [`GenerateError::EngineGone`] rather than in silence. The channel needs no bound of its own: a request
 //! makes at most `max_tokens` events and one, and `max_tokens` is bounded by the model's context.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use tidekv_core::units::Bytes;
@@ -130,6 +132,17 @@ pub enum GenerateError {
         needed_tokens: u64,
         /// Tokens that fit under the limit in force.
         capacity_tokens: u64,
+    },
+    /// Nothing could be computed for a long time, because other pools hold the memory.
+    #[error(
+        "no memory came free within {} s for the {needed_tokens} tokens of this request, because other pools hold it: ask again later, or give this pool a larger share",
+        waited.as_secs()
+    )]
+    Starved {
+        /// Tokens that the request needs at once.
+        needed_tokens: u64,
+        /// How long nothing moved.
+        waited: Duration,
     },
     /// The model was put to sleep in between.
     #[error("the model was put to sleep before this request was finished: wake it up and ask again")]
@@ -342,6 +355,7 @@ pub trait Engine: Send + Sync {
 #[must_use = "dropping a Generation cancels its request"]
 pub struct Generation {
     events: mpsc::UnboundedReceiver<Event>,
+    cached_tokens: Arc<AtomicU32>,
     is_over: bool,
 }
 
@@ -349,13 +363,22 @@ pub struct Generation {
 #[derive(Clone, Debug)]
 pub struct EventSender {
     events: mpsc::UnboundedSender<Event>,
+    cached_tokens: Arc<AtomicU32>,
 }
 
 impl Generation {
     /// Both ends of one request's answers.
     pub fn channel() -> (EventSender, Self) {
         let (sender, receiver) = mpsc::unbounded_channel();
-        (EventSender { events: sender }, Self { events: receiver, is_over: false })
+        let cached_tokens = Arc::<AtomicU32>::default();
+        let sender = EventSender { events: sender, cached_tokens: Arc::clone(&cached_tokens) };
+        (sender, Self { events: receiver, cached_tokens, is_over: false })
+    }
+
+    /// Tokens of the prompt that were not computed: known from the first event on, also to who does not read the last.
+    pub fn cached_tokens(&self) -> u32 {
+        // The channel orders it: it is told before the first event is sent.
+        self.cached_tokens.load(Ordering::Relaxed)
     }
 
     /// The next event; `None` behind the last one. An engine that is gone before that is [`GenerateError::EngineGone`].
@@ -387,6 +410,11 @@ impl EventSender {
     /// Hands an event over without waiting. `false` when nobody reads any more: stop working for it.
     pub fn send(&self, event: Event) -> bool {
         self.events.send(event).is_ok()
+    }
+
+    /// Says how many tokens of the prompt need no computing, before the first event.
+    pub fn tell_cached(&self, tokens: u32) {
+        self.cached_tokens.store(tokens, Ordering::Relaxed);
     }
 
     /// Whether the [`Generation`] was dropped.

@@ -7,17 +7,16 @@
 //!                       rest with a sentence
 //! ```
 
-use std::future::IntoFuture;
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::serve::ListenerExt;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 
 use crate::api::{self, Service};
+use crate::connections::{self, ConnectionLimits};
 
 /// How long a client may take for the end of its answer once the engine has ended.
 const GRACE: Duration = Duration::from_secs(2);
@@ -25,6 +24,8 @@ const GRACE: Duration = Duration::from_secs(2);
 const BACKLOG: i32 = 4096;
 /// Connections wait for requests and tokens; two threads carry thousands.
 const IO_THREADS: usize = 2;
+/// Open files that are not for clients: the model, the pool and its neighbours.
+const OTHER_FILES: u64 = 128;
 
 /// Why nothing is served.
 #[derive(Debug, thiserror::Error)]
@@ -63,9 +64,6 @@ pub enum ServeError {
     /// No threads, or no more files.
     #[error("the server could not be started")]
     Start(#[source] io::Error),
-    /// Listening failed later.
-    #[error("the server cannot accept connections any more")]
-    Accept(#[source] io::Error),
 }
 
 /// An address that is ours. Clients may connect; they are answered once [`run`](Self::run) is called.
@@ -73,6 +71,7 @@ pub enum ServeError {
 pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
+    limits: ConnectionLimits,
 }
 
 /// Tells a running server to stop, once.
@@ -112,7 +111,13 @@ impl Server {
         // A thousand clients that come at once are not told to come back a second later.
         rustix::net::listen(&listener, BACKLOG).map_err(|error| ServeError::Start(error.into()))?;
         let address = listener.local_addr().map_err(ServeError::Start)?;
-        Ok(Self { listener, address })
+        Ok(Self { listener, address, limits: ConnectionLimits::default() })
+    }
+
+    /// The same with other limits for its clients.
+    #[must_use]
+    pub fn with_limits(self, limits: ConnectionLimits) -> Self {
+        Self { limits, ..self }
     }
 
     /// Where it listens: the port that was chosen, where any was asked for.
@@ -120,12 +125,20 @@ impl Server {
         self.address
     }
 
+    /// The listener, for a runtime that runs, and what its clients may take: no more places than there are open files.
+    pub(crate) fn listen(self) -> Result<(tokio::net::TcpListener, ConnectionLimits), ServeError> {
+        let for_clients = usize::try_from(raise_open_files().saturating_sub(OTHER_FILES)).unwrap_or(usize::MAX);
+        let places = self.limits.places.min(for_clients).clamp(1, Semaphore::MAX_PERMITS);
+        self.listener.set_nonblocking(true).map_err(ServeError::Start)?;
+        let listener = tokio::net::TcpListener::from_std(self.listener).map_err(ServeError::Start)?;
+        Ok((listener, ConnectionLimits { places, ..self.limits }))
+    }
+
     /// Serves until stopped, then drains: requests have so long to end.
     ///
     /// # Errors
-    /// [`ServeError::Start`] and [`ServeError::Accept`].
+    /// [`ServeError::Start`].
     pub fn run(self, service: Service, stopped: Stopped, drain: Duration) -> Result<(), ServeError> {
-        raise_open_files();
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let runtime = builder.worker_threads(IO_THREADS).thread_name("kvserve-io").enable_all().build();
         let runtime = runtime.map_err(ServeError::Start)?;
@@ -136,14 +149,7 @@ impl Server {
     }
 
     async fn serve(self, service: Arc<Service>, stopped: Stopped, drain: Duration) -> Result<(), ServeError> {
-        self.listener.set_nonblocking(true).map_err(ServeError::Start)?;
-        let listener = tokio::net::TcpListener::from_std(self.listener).map_err(ServeError::Start)?;
-        // A token is a small packet, and is not to wait for the next.
-        let listener = listener.tap_io(|connection| {
-            if let Err(error) = connection.set_nodelay(true) {
-                tracing::debug!("a connection stays with Nagle's algorithm: {error}");
-            }
-        });
+        let (listener, limits) = self.listen()?;
         let engine = Arc::clone(service.engine());
         let (drained, was_drained) = watch::channel(false);
         let mut engine_ended = was_drained.clone();
@@ -156,28 +162,26 @@ impl Server {
                 drained.send_replace(true);
             });
         };
-        let serving = axum::serve(listener, api::router(service)).with_graceful_shutdown(stop).into_future();
+        let serving = connections::serve(listener, api::router(service), limits, stop);
         let engine_and_grace = async {
-            match engine_ended.wait_for(|&ended| ended).await {
-                Ok(_) => tokio::time::sleep(GRACE).await,
-                // Serving failed, and ends on its own.
-                Err(_) => std::future::pending().await,
-            }
+            // An error means that draining itself failed: then nothing keeps the connections either.
+            let _ = engine_ended.wait_for(|&ended| ended).await;
+            tokio::time::sleep(GRACE).await;
         };
         tokio::select! {
-            ended = serving => {
+            () = serving => {
                 // Without connections the engine may be the last to end.
                 let mut was_drained = was_drained;
                 let _ = was_drained.wait_for(|&ended| ended).await;
-                ended.map_err(ServeError::Accept)
             }
-            () = engine_and_grace => Ok(()),
+            () = engine_and_grace => {}
         }
+        Ok(())
     }
 }
 
-/// Every client is an open file, and shells allow 1,024: takes as many as the system lets us have.
-fn raise_open_files() {
+/// Every client is an open file, and shells allow 1,024: takes as many as the system lets us have. Says how many.
+fn raise_open_files() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
         let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -185,4 +189,5 @@ fn raise_open_files() {
             tracing::warn!("the limit of open files stays at {:?}: {error}", limit.current);
         }
     }
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }

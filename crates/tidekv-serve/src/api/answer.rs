@@ -62,6 +62,7 @@ impl Answer {
             let generation = self.generation.as_mut()?;
             match generation.next().await? {
                 Event::Token { id, logprob } => {
+                    self.usage.cached_tokens = generation.cached_tokens();
                     self.usage.completion_tokens += 1;
                     self.timer.token();
                     if !self.end_tokens.contains(&id) {

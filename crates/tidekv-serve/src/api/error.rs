@@ -6,11 +6,12 @@
 //! | 400    | `invalid_request_error` | `context_length_exceeded`, `invalid_value`, `unsupported_parameter`, `invalid_json` | the request is wrong |
 //! | 404    | `invalid_request_error` | `model_not_found`, `unknown_url`           | there is no such model or page            |
 //! | 405    | `invalid_request_error` | `method_not_supported`                     | GET where POST is meant, or the reverse   |
+//! | 408    | `invalid_request_error` | `request_timeout`                          | the body came too slowly                  |
 //! | 413    | `invalid_request_error` | `request_too_large`                        | the body is over the limit                |
 //! | 409    | `conflict_error`        | `busy`                                     | asleep while requests run                 |
 //! | 429    | `rate_limit_error`      | `queue_full`                               | too many wait; `Retry-After` says when    |
 //! | 500    | `server_error`          | `engine_failed`                            | our fault                                 |
-//! | 503    | `service_unavailable`   | `model_asleep`, `shutting_down`            | later, or elsewhere                       |
+//! | 503    | `service_unavailable`   | `model_asleep`, `shutting_down`, `kv_cache_too_small`, `memory_unavailable` | later, or elsewhere |
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -22,7 +23,7 @@ use crate::tokenizer::TokenizerError;
 
 /// A refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ApiError {
+pub(crate) struct ApiError {
     status: StatusCode,
     code: &'static str,
     param: Option<String>,
@@ -30,24 +31,26 @@ pub(super) struct ApiError {
 }
 
 impl ApiError {
-    pub(super) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+    pub(crate) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         Self { status, code, param: None, message: message.into() }
     }
 
     /// A field that is not what it should be.
-    pub(super) fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+    pub(crate) fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_value", message).about(param)
     }
 
     /// Says which field is meant.
-    pub(super) fn about(mut self, param: impl Into<String>) -> Self {
+    pub(crate) fn about(mut self, param: impl Into<String>) -> Self {
         self.param = Some(param.into());
         self
     }
 
     /// The body, which streams send as an event.
-    pub(super) fn body(&self) -> Value {
+    pub(crate) fn body(&self) -> Value {
         let kind = match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
             409 => "conflict_error",
             429 => "rate_limit_error",
             503 => "service_unavailable",
@@ -93,6 +96,7 @@ impl From<GenerateError> for ApiError {
             GenerateError::Asleep => (StatusCode::SERVICE_UNAVAILABLE, "model_asleep"),
             GenerateError::ShutDown => (StatusCode::SERVICE_UNAVAILABLE, "shutting_down"),
             GenerateError::OutOfMemory { .. } => (StatusCode::SERVICE_UNAVAILABLE, "kv_cache_too_small"),
+            GenerateError::Starved { .. } => (StatusCode::SERVICE_UNAVAILABLE, "memory_unavailable"),
             GenerateError::Compute { .. } | GenerateError::EngineGone => {
                 (StatusCode::INTERNAL_SERVER_ERROR, "engine_failed")
             }

@@ -14,7 +14,7 @@
 //! `error::ApiError` and the server goes on.
 
 mod answer;
-mod error;
+pub(crate) mod error;
 mod generate;
 mod metrics;
 mod operate;
@@ -34,6 +34,7 @@ use axum::extract::rejection::BytesRejection;
 use axum::http::{Method, StatusCode, Uri};
 use axum::routing::{get, post};
 
+use crate::connections::SlowBody;
 use crate::handle::{Engine, ModelInfo};
 use crate::tokenizer::Tokenizer;
 use error::ApiError;
@@ -44,7 +45,7 @@ use response::{Envelope, Kind};
 pub const MAX_BODY_BYTES: usize = 16 << 20;
 
 /// The name that always means the served model.
-const DEFAULT_MODEL: &str = "default";
+pub(crate) const DEFAULT_MODEL: &str = "default";
 
 /// An engine and the tokenizer of its model, under the name that clients use.
 pub struct Service {
@@ -158,10 +159,26 @@ fn whole_body(body: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
             let message = format!("the request is larger than {} MiB: send less at once", MAX_BODY_BYTES >> 20);
             ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
         }
+        _ if is_slow(&error) => {
+            let message = "the request's body took too long: send it faster, or less at once";
+            ApiError::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
+        }
         _ => ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", format!("the body did not arrive whole: {error}")),
     })
 }
 
-fn unix_seconds() -> u64 {
+/// Whether a body failed because its client was too slow.
+fn is_slow(error: &BytesRejection) -> bool {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if error.is::<SlowBody>() {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }

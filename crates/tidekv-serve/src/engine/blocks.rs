@@ -12,13 +12,13 @@
 
 use std::time::Duration;
 
-use tidekv_batch::{BatchError, BlockTables, IdRun, LeaseError, Metadata, Padding, SeqId, TableView, Work};
+use tidekv_batch::{BatchError, BlockTables, IdRun, LeaseError, SeqId};
 use tidekv_core::units::KernelId;
 use tidekv_pool::PoolError;
 
 use super::prefix::{PrefixCache, PrefixName};
 use super::sequence::Sequence;
-use crate::compute::KvStore;
+use crate::compute::{KvStore, StepTables};
 
 /// Why blocks could not be had or moved.
 #[derive(Debug, thiserror::Error)]
@@ -44,7 +44,7 @@ pub(super) enum BlocksError {
 #[derive(Debug)]
 pub(super) struct Blocks {
     kv: KvStore,
-    tables: BlockTables,
+    tables: StepTables,
     cache: PrefixCache,
     /// Idle blocks that the cache may keep; `None` for as many as memory allows, 0 for no cache.
     max_cached: Option<u32>,
@@ -53,8 +53,8 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    pub(super) fn new(kv: KvStore, tables: BlockTables, max_cached_tokens: Option<u64>) -> Self {
-        let block_tokens = u64::from(tables.shape().config().block_tokens);
+    pub(super) fn new(kv: KvStore, tables: StepTables, max_cached_tokens: Option<u64>) -> Self {
+        let block_tokens = u64::from(tables.view().shape().config().block_tokens);
         // At least one block, unless nothing shall be kept at all: as kvcached reads it.
         let blocks = |tokens: u64| if tokens == 0 { 0 } else { (tokens / block_tokens).max(1) };
         let max_cached = max_cached_tokens.map(|tokens| u32::try_from(blocks(tokens)).unwrap_or(u32::MAX));
@@ -66,12 +66,12 @@ impl Blocks {
     }
 
     pub(super) fn tables(&self) -> &BlockTables {
-        &self.tables
+        self.tables.view()
     }
 
     /// The memory, to compute in, beside the tables that say where.
-    pub(super) fn kv_and_table(&mut self) -> (&mut KvStore, TableView<'_>) {
-        (&mut self.kv, self.tables.block_tables())
+    pub(super) fn kv_and_tables(&mut self) -> (&mut KvStore, &mut StepTables) {
+        (&mut self.kv, &mut self.tables)
     }
 
     /// Blocks that only the cache holds.
@@ -86,12 +86,12 @@ impl Blocks {
 
     /// Blocks that could be had without anybody making room.
     pub(super) fn within_reach(&self) -> u32 {
-        self.tables.free_blocks().saturating_add(self.cached()).saturating_add(self.kv.available())
+        self.tables().free_blocks().saturating_add(self.cached()).saturating_add(self.kv.available())
     }
 
     /// Fills the ring up to `needed` blocks: from the pool, then from the cache. Waits so long for neighbours.
     pub(super) fn reserve(&mut self, needed: u32, wait: Duration) -> Result<(), BlocksError> {
-        let missing = needed.saturating_sub(self.tables.free_blocks());
+        let missing = needed.saturating_sub(self.tables().free_blocks());
         if missing == 0 {
             return Ok(());
         }
@@ -132,7 +132,7 @@ impl Blocks {
             _ => self.cache.find(&seq.tokens, block_tokens, most),
         };
         let blocks = u32::try_from(found.len()).unwrap_or(u32::MAX);
-        let tokens = blocks * self.tables.shape().config().block_tokens;
+        let tokens = blocks * self.tables().shape().config().block_tokens;
         self.tables.admit(id, tokens, &found)?;
         self.cache.make_busy(&found);
         seq.computed = tokens;
@@ -150,12 +150,6 @@ impl Blocks {
             _ => self.cache.find(&seq.tokens, block_tokens, most).0.len(),
         };
         u32::try_from(known).unwrap_or(u32::MAX)
-    }
-
-    /// Places for the tokens of a step.
-    pub(super) fn step(&mut self, query: &[u32], metadata: &mut Metadata) -> Result<(), BlocksError> {
-        self.tables.step(Work::Rows(query), Padding::NONE, metadata)?;
-        Ok(())
     }
 
     /// Makes the full blocks that `seq` computed known to others.
@@ -239,20 +233,20 @@ impl Blocks {
         self.kv.trim().map(|_| ())
     }
 
-    /// Maps all memory that there is, as engines without an elastic pool do.
-    pub(super) fn map_everything(&mut self) -> Result<(), PoolError> {
+    /// Maps all memory that there is, as engines without an elastic pool do. Waits so long for neighbours.
+    pub(super) fn map_everything(&mut self, wait: Duration) -> Result<(), PoolError> {
         let mut ids = Vec::new();
         let all = self.kv.block_count() - self.kv.held_blocks();
-        self.kv.alloc(all, Duration::ZERO, &mut ids)?;
+        self.kv.alloc(all, wait, &mut ids)?;
         self.kv.free(&ids)
     }
 
     /// Panics unless every held block is in one place. Slow: for tests.
     #[cfg(test)]
     pub(super) fn check_invariants(&self) {
-        self.tables.check_invariants();
+        self.tables().check_invariants();
         self.cache.check_invariants();
-        let counts = self.tables.counts();
+        let counts = self.tables().counts();
         assert_eq!(counts.free + counts.exclusive + counts.shared + self.cached(), self.kv.held_blocks());
     }
 }
@@ -305,7 +299,7 @@ mod tests {
             max_step_tokens: 64,
             max_ids: kv.block_count(),
         };
-        Blocks::new(kv, BlockTables::new(batch).unwrap(), max_cached_tokens)
+        Blocks::new(kv, StepTables::host(batch).unwrap(), max_cached_tokens)
     }
 
     fn sequence(number: u64, tokens: Vec<u32>) -> Sequence {
@@ -350,8 +344,7 @@ mod tests {
                 Ok(()) => {
                     let order = blocks.tables().sequences().to_vec();
                     let lengths: Vec<u32> = order.iter().map(|id| query(&rows[id])).collect();
-                    let mut metadata = Metadata::new(&shape).unwrap();
-                    blocks.step(&lengths, &mut metadata).unwrap();
+                    blocks.tables.step(&lengths).unwrap();
                     for (id, query) in order.into_iter().zip(lengths) {
                         let seq = rows.get_mut(&id).unwrap();
                         seq.computed += query;

@@ -4,6 +4,7 @@
 //! somebody advances: a request that was preempted and computed again, or that shares its steps with others, draws the
 //! same ones.
 
+use crate::compute::likeliest;
 use crate::handle::{Sampling, TokenLogprob};
 
 /// A token by the request's rules; `made` tokens were chosen before it.
@@ -42,17 +43,6 @@ pub(super) fn choose(logits: &[f32], sampling: &Sampling, seed: u64, made: u32) 
     }
     // Rounding left a little over: the last one that can be chosen at all.
     weights.iter().rev().find(|(weight, _)| *weight > 0.0).map_or_else(|| likeliest(logits), |&(_, id)| id)
-}
-
-/// The largest logit; of equals the first.
-fn likeliest(logits: &[f32]) -> u32 {
-    let mut best = (0, f32::NEG_INFINITY);
-    for (id, &logit) in (0..).zip(logits) {
-        if logit > best.1 {
-            best = (id, logit);
-        }
-    }
-    best.0
 }
 
 /// How likely `id` was, and the `top` likeliest tokens.

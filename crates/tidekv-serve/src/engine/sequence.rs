@@ -8,6 +8,8 @@
 //! Preemption forgets what was computed, not what was said: `tokens` keeps the answer so far, and the request goes on
 //! behind it when it has been computed again.
 
+use std::time::Instant;
+
 use tidekv_batch::SeqId;
 
 use super::prefix::PrefixName;
@@ -19,6 +21,8 @@ use crate::handle::{Event, EventSender, FinishReason, GenerateError, GenerateReq
 pub(super) struct Sequence {
     /// Also its age: older ones have smaller numbers.
     pub(super) id: SeqId,
+    /// When the engine took it.
+    pub(super) accepted: Instant,
     /// The prompt and what was made so far.
     pub(super) tokens: Vec<u32>,
     /// Tokens whose K and V are in its blocks.
@@ -39,6 +43,7 @@ impl Sequence {
         let tokens = std::mem::take(&mut request.prompt.tokens);
         Self {
             id,
+            accepted: Instant::now(),
             prompt_tokens: u32::try_from(tokens.len()).expect("prompts are no longer than a context"),
             tokens,
             computed: 0,
@@ -74,9 +79,12 @@ impl Sequence {
     /// The batch has it; `tokens` of its text were known. What counts for its usage is the first time. Says how many
     /// of the prompt's tokens that were, the first time.
     pub(super) fn admitted(&mut self, tokens: u32) -> Option<u32> {
-        let first = self.cached_tokens.is_none();
-        self.cached_tokens.get_or_insert(tokens);
-        first.then_some(tokens)
+        if self.cached_tokens.is_some() {
+            return None;
+        }
+        self.cached_tokens = Some(tokens);
+        self.events.tell_cached(tokens);
+        Some(tokens)
     }
 
     /// It lost its row and begins again from its tokens.
@@ -86,11 +94,16 @@ impl Sequence {
         self.name = PrefixName::default();
     }
 
-    /// Chooses the next token and says it. Some when that was the last.
-    pub(super) fn advance(&mut self, logits: &[f32]) -> Option<FinishReason> {
+    /// Whether the next token takes more than the likeliest.
+    pub(super) fn needs_logits(&self) -> bool {
+        self.request.sampling.temperature > 0.0 || self.request.logprobs.is_some()
+    }
+
+    /// Chooses the next token, from the logits if it [needs](Self::needs_logits) them, and says it. Some when that was the last.
+    pub(super) fn advance(&mut self, likeliest: u32, logits: Option<&[f32]>) -> Option<FinishReason> {
         let made = self.made();
-        let id = sampling::choose(logits, &self.request.sampling, self.seed, made);
-        let logprob = self.request.logprobs.map(|top| sampling::logprob(logits, id, top));
+        let id = logits.map_or(likeliest, |logits| sampling::choose(logits, &self.request.sampling, self.seed, made));
+        let logprob = self.request.logprobs.zip(logits).map(|(top, logits)| sampling::logprob(logits, id, top));
         self.tokens.push(id);
         let is_read = self.events.send(Event::Token { id, logprob });
         if !is_read {

@@ -1,23 +1,30 @@
-//! Starting an engine: the model, the pool, the tables, the thread. Whatever fails, nothing is left behind.
+//! Starting an engine: what computes, the model, the pool, the tables, the thread. Whatever fails, nothing is left behind.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
+use std::time::Duration;
 
-use tidekv_batch::{BatchConfig, BlockTables, ConfigError, Metadata};
+use tidekv_batch::{BatchConfig, ConfigError};
 use tidekv_core::geometry::{Capacity, Geometry, GeometryConfig, Layout};
 use tidekv_core::units::Bytes;
+use tidekv_mem::cuda::{CudaBackend, CudaOptions};
 use tidekv_mem::host::{HostBackend, HostOptions};
 use tidekv_mem::{Backend, MemError};
 use tidekv_pool::{PoolConfig, PoolError, ReservePolicy};
 
 use super::blocks::Blocks;
 use super::front::{Bounds, Command, Counters, Front};
-use super::worker::{Loader, Worker};
-use crate::compute::{Compute, ComputeError, CpuCompute, KvStore, KvStoreError};
-use crate::config::{ComputeChoice, EngineConfig, KvMode};
+use super::worker::{Loader, Patience, Worker};
+use crate::compute::cuda::{Device, StepLimits};
+use crate::compute::{Compute, ComputeError, CpuCompute, CudaCompute, KvStore, KvStoreError, StepTables};
+use crate::config::{ComputeChoice, EngineConfig, KvMode, ModelSource, Precision};
 use crate::handle::{Engine, ModelInfo};
 use crate::model::{Model, ModelError, ModelShape};
+
+/// How long mapping everything at start may wait: the pool's own thread maps as well, and on a busy machine it may be in the middle
+/// of a page for a while.
+const START_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why an engine could not start. One sentence and its source; nothing was left behind.
 #[derive(Debug, thiserror::Error)]
@@ -47,9 +54,9 @@ pub enum StartError {
     /// The model could not be made ready to compute.
     #[error(transparent)]
     Compute(#[from] ComputeError),
-    /// There is no CUDA path yet.
-    #[error("this version computes on the processor only: choose the back-end cpu or auto")]
-    NoCuda,
+    /// A GPU was asked for, and something that it takes is missing.
+    #[error("nothing can be computed on a GPU here (--backend cpu needs none)")]
+    NoCuda(#[source] ComputeError),
     /// Longer than the model was made for.
     #[error("a context of {asked} tokens was asked for and the model was made for {most}: lower --max-model-len")]
     Context {
@@ -76,17 +83,75 @@ pub enum StartError {
 /// # Errors
 /// [`StartError`]; nothing is left behind.
 pub fn start(config: EngineConfig) -> Result<Arc<dyn Engine>, StartError> {
-    if config.compute == ComputeChoice::Cuda {
-        return Err(StartError::NoCuda);
+    let front = match choose(config.compute)? {
+        Some((device, precision)) => start_on_gpu(config, device, precision)?,
+        None => start_on_processor(config)?,
+    };
+    Ok(Arc::new(front))
+}
+
+/// The GPU to compute on, or none for the processor.
+fn choose(choice: ComputeChoice) -> Result<Option<(Device, Precision)>, StartError> {
+    match choice {
+        ComputeChoice::Cpu => Ok(None),
+        ComputeChoice::Cuda(precision) => match Device::open(0) {
+            Ok(device) => Ok(Some((device, precision))),
+            Err(error) => Err(StartError::NoCuda(error)),
+        },
+        ComputeChoice::Auto => match Device::open(0) {
+            Ok(device) => Ok(Some((device, Precision::default()))),
+            Err(error) => {
+                tracing::info!(%error, "computing on the processor");
+                Ok(None)
+            }
+        },
     }
+}
+
+fn start_on_processor(config: EngineConfig) -> Result<Front, StartError> {
     let model = Model::load(&config.model)?;
-    let about = About { name: model.name.clone(), shape: model.shape.clone(), eos: model.eos.clone() };
+    let about = About::new(&model);
     let threads = config.threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from)).max(1);
     let source = config.model.clone();
     // Weights that were dropped by a deep sleep come back the way they came.
     let load: Loader = Box::new(move || Ok(Box::new(CpuCompute::new(Model::load(&source)?, threads)?)));
     let compute = Box::new(CpuCompute::new(model, threads)?);
-    Ok(Arc::new(start_with(config, about, compute, load)?))
+    start_with(config, about, compute, load, Place::Host, Patience::default())
+}
+
+fn start_on_gpu(config: EngineConfig, device: Device, precision: Precision) -> Result<Front, StartError> {
+    let limits = StepLimits { max_rows: config.max_batch_rows, max_step_tokens: config.max_step_tokens };
+    let place = Place::Gpu { device: device.number(), precision };
+    let (compute, about) = load_on_gpu(&device, &config.model, precision, limits)?;
+    tracing::info!(weights = %compute.weight_bytes(), buffers = %compute.buffer_bytes(), "the model is on the GPU");
+    let source = config.model.clone();
+    let load: Loader =
+        Box::new(move || load_on_gpu(&device, &source, precision, limits).map(|(compute, _)| Box::new(compute) as _));
+    start_with(config, about, Box::new(compute), load, place, Patience::default())
+}
+
+/// Synthetic weights are made where they are used; others come through the host.
+fn load_on_gpu(
+    device: &Device,
+    source: &ModelSource,
+    precision: Precision,
+    limits: StepLimits,
+) -> Result<(CudaCompute, About), StartError> {
+    if let ModelSource::Synthetic { size, seed } = *source {
+        let model = Model::sketch(size, seed);
+        let about = About::new(&model);
+        return Ok((CudaCompute::made(device, model, precision, limits)?, about));
+    }
+    let model = Model::load(source)?;
+    let about = About::new(&model);
+    Ok((CudaCompute::new(device, model, precision, limits)?, about))
+}
+
+/// Where steps are computed, and so where tables, keys and values are.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Place {
+    Host,
+    Gpu { device: u32, precision: Precision },
 }
 
 /// What the front says of a model.
@@ -97,27 +162,38 @@ pub(super) struct About {
     pub(super) eos: Vec<u32>,
 }
 
+impl About {
+    pub(super) fn new<M>(model: &Model<M>) -> Self {
+        Self { name: model.name.clone(), shape: model.shape.clone(), eos: model.eos.clone() }
+    }
+}
+
 /// [`start`] with anything that computes.
 pub(super) fn start_with(
     config: EngineConfig,
     about: About,
     compute: Box<dyn Compute>,
     load: Loader,
+    place: Place,
+    patience: Patience,
 ) -> Result<Front, StartError> {
     let most = about.shape.context_tokens;
     let context_tokens = config.context_tokens.unwrap_or(most);
     if context_tokens > most || context_tokens == 0 {
         return Err(StartError::Context { asked: context_tokens, most });
     }
-    let kv = open_kv(&config, &about.shape)?;
-    let tables = BlockTables::new(BatchConfig {
+    let kv = open_kv(&config, &about.shape, place)?;
+    let batch = BatchConfig {
         block_tokens: config.block_tokens,
         max_rows: config.max_batch_rows,
         max_row_tokens: context_tokens,
         max_step_tokens: config.max_step_tokens,
         max_ids: kv.block_count(),
-    })?;
-    let metadata = Metadata::new(tables.shape())?;
+    };
+    let tables = match place {
+        Place::Host => StepTables::host(batch)?,
+        Place::Gpu { device, .. } => StepTables::cuda(device, batch).map_err(ComputeError::from)?,
+    };
     let bounds = Bounds {
         model: ModelInfo {
             name: about.name,
@@ -139,16 +215,20 @@ pub(super) fn start_with(
     });
     let mut blocks = Blocks::new(kv, tables, config.max_cached_tokens);
     if let KvMode::Static(size) = config.kv {
-        blocks.map_everything().map_err(|source| StartError::Static { size, source })?;
+        blocks.map_everything(START_PATIENCE).map_err(|source| StartError::Static { size, source })?;
     }
     let counters = Arc::new(Counters::default());
-    let worker = Worker::new(&config, blocks, metadata, compute, load, orders, Arc::clone(&counters));
+    let worker = Worker::new(&config, blocks, compute, load, orders, Arc::clone(&counters));
+    let worker = worker.with_patience(patience);
     let thread = thread::Builder::new().name("engine".to_owned()).spawn(move || worker.run());
     Ok(Front::new(bounds, counters, gauge, commands, thread.map_err(StartError::Thread)?))
 }
 
-fn open_kv(config: &EngineConfig, shape: &ModelShape) -> Result<KvStore, StartError> {
-    let backend = HostBackend::open(HostOptions::default())?;
+fn open_kv(config: &EngineConfig, shape: &ModelShape, place: Place) -> Result<KvStore, StartError> {
+    let backend: Arc<dyn Backend> = match place {
+        Place::Host => Arc::new(HostBackend::open(HostOptions::default())?),
+        Place::Gpu { device, .. } => Arc::new(CudaBackend::open(CudaOptions { device, ..CudaOptions::default() })?),
+    };
     let size = match config.kv {
         KvMode::Elastic => config.kv_budget,
         KvMode::Static(size) if size > config.kv_budget => {
@@ -157,22 +237,28 @@ fn open_kv(config: &EngineConfig, shape: &ModelShape) -> Result<KvStore, StartEr
         KvMode::Static(size) => size,
     };
     let geometry = GeometryConfig {
-        shape: shape.kv_shape(config.block_tokens),
+        shape: match place {
+            Place::Host => shape.kv_shape(config.block_tokens),
+            Place::Gpu { precision, .. } => shape.kv_shape_of(precision.bytes(), config.block_tokens),
+        },
         layout: Layout::Slab,
         granularity: backend.capabilities().granularity,
         chunk: config.chunk,
         capacity: Capacity::Budget(size),
     };
-    let mut pool = PoolConfig::new(config.pool_name.clone(), Arc::new(backend), geometry);
+    let mut pool = PoolConfig::new(config.pool_name.clone(), backend, geometry);
     pool.runtime_dir = config.runtime_dir.clone();
     pool.budget = Some(config.kv_budget);
     pool.reserve = config.reserve;
     if config.kv != KvMode::Elastic {
         let geometry = Geometry::new(&geometry).map_err(|error| KvStoreError::Pool(error.into()))?;
         let pages = geometry.page_count();
-        // Mapped at start and never given back, whatever neighbours want.
+        // Mapped at start and not given back while the model is awake, whatever neighbours want.
         pool.reserve = ReservePolicy::Fixed { min: pages, max: pages };
         pool.share.floor = Bytes(geometry.page_bytes().0 * u64::from(pages));
     }
-    Ok(KvStore::open(pool)?)
+    Ok(match place {
+        Place::Host => KvStore::open(pool)?,
+        Place::Gpu { .. } => KvStore::open_on_device(pool)?,
+    })
 }

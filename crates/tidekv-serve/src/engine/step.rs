@@ -3,7 +3,7 @@
 //! ```text
 //!   plan     rows that run: tokens for each, blocks for those; short of blocks -> the youngest waits, plan again
 //!   admit    from the queue, the oldest first, while tokens, rows and memory are within reach
-//!   compute  tables -> metadata -> Compute::forward
+//!   compute  Compute::forward: tables -> metadata -> arithmetic
 //!   finish   publish full blocks, choose tokens, end what is done
 //! ```
 
@@ -17,13 +17,11 @@ use tidekv_batch::SeqId;
 use super::blocks::BlocksError;
 use super::schedule::share_out;
 use super::worker::Worker;
-use crate::compute::{Logits, StepInput};
+use crate::compute::{Outputs, StepInput, Wanted};
 use crate::handle::{FinishReason, GenerateError};
 
 /// How long one allocation waits for neighbours when nothing else can be done.
 const PATIENCE: Duration = Duration::from_millis(20);
-/// How long memory may be short before a request that nobody else can make room for is given up.
-const STALL_LIMIT: Duration = Duration::from_secs(60);
 
 /// What a turn came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,21 +151,22 @@ impl Worker {
     }
 
     /// Nothing can be computed. Usually memory comes back by itself; a request that the limit in force can never hold, or
-    /// that has waited too long, is given up.
+    /// that was there for too long without anything being computed, is given up. Then the next one is looked at: as long
+    /// as nobody makes progress, all of them have waited.
     fn stalled(&mut self) -> Progress {
         let since = *self.stalled_since.get_or_insert_with(Instant::now);
         let oldest = self.running.values().chain(self.waiting.values()).next();
-        let Some((id, len)) = oldest.map(|seq| (seq.id, seq.len())) else { return Progress::Idle };
+        let Some(oldest) = oldest else { return Progress::Idle };
+        let (id, len, waited) = (oldest.id, oldest.len(), since.max(oldest.accepted).elapsed());
         let block_tokens = u64::from(self.blocks.tables().shape().config().block_tokens);
         let capacity = self.blocks.kv().limit_blocks();
-        let needed = self.blocks.tables().shape().blocks_for(len);
-        if needed <= capacity && since.elapsed() < STALL_LIMIT {
+        let needed_tokens = u64::from(len);
+        let error = if self.blocks.tables().shape().blocks_for(len) > capacity {
+            GenerateError::OutOfMemory { needed_tokens, capacity_tokens: u64::from(capacity) * block_tokens }
+        } else if waited >= self.patience.starved {
+            GenerateError::Starved { needed_tokens, waited }
+        } else {
             return Progress::Stalled;
-        }
-        self.stalled_since = None;
-        let error = GenerateError::OutOfMemory {
-            needed_tokens: u64::from(len),
-            capacity_tokens: u64::from(capacity) * block_tokens,
         };
         if self.running.contains_key(&id) {
             self.end(id, |seq| seq.fail(error));
@@ -189,31 +188,31 @@ impl Worker {
             let seq = &self.running[&id];
             tokens.extend_from_slice(&seq.tokens[seq.computed as usize..(seq.computed + query) as usize]);
             if query > 0 && seq.remaining() == query {
-                wanted.push(u32::try_from(tokens.len() - 1).expect("a step's tokens are counted in 32 bits"));
+                let token = u32::try_from(tokens.len() - 1).expect("a step's tokens are counted in 32 bits");
+                wanted.push(Wanted { token, logits: seq.needs_logits() });
                 speakers.push(id);
             }
         }
         match self.forward(&query, &tokens, &wanted) {
-            Ok(logits) => {
+            Ok(outputs) => {
                 self.counters.steps.fetch_add(1, Relaxed);
-                self.finish_step(&rows, &speakers, &logits);
+                self.finish_step(&rows, &speakers, &outputs);
             }
             Err(what) => self.fail_rows(plan, &what),
         }
     }
 
     /// The arithmetic. A panic in it is a failure of this step like any other.
-    fn forward(&mut self, query: &[u32], tokens: &[u32], wanted: &[u32]) -> Result<Logits, String> {
-        self.blocks.step(query, &mut self.metadata).map_err(|error| error.to_string())?;
+    fn forward(&mut self, query: &[u32], tokens: &[u32], wanted: &[Wanted]) -> Result<Outputs, String> {
         let compute = self.compute.as_mut().ok_or("the weights are not there")?;
-        let metadata = &self.metadata;
-        let (kv, tables) = self.blocks.kv_and_table();
+        let (kv, tables) = self.blocks.kv_and_tables();
         kv.begin_step();
-        let step = StepInput { tokens, metadata, tables, wanted };
-        let outcome = catch_unwind(AssertUnwindSafe(|| compute.forward(kv, &step)));
+        let step = StepInput { query, tokens, wanted };
+        let outcome = catch_unwind(AssertUnwindSafe(|| compute.forward(kv, tables, &step)));
+        // Whatever became of it, nothing of it is under way any more.
         kv.end_step();
         match outcome {
-            Ok(Ok(logits)) => Ok(logits),
+            Ok(Ok(outputs)) => Ok(outputs),
             Ok(Err(error)) => Err(with_sources(&error)),
             Err(panic) => {
                 let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
@@ -223,16 +222,18 @@ impl Worker {
         }
     }
 
-    fn finish_step(&mut self, rows: &[(SeqId, u32)], speakers: &[SeqId], logits: &Logits) {
+    fn finish_step(&mut self, rows: &[(SeqId, u32)], speakers: &[SeqId], outputs: &Outputs) {
         for &(id, query) in rows {
             let seq = self.running.get_mut(&id).expect("rows are requests that run");
             seq.computed += query;
             let published = self.blocks.publish(id, seq);
             self.report(published);
         }
-        for (&id, logits) in speakers.iter().zip(logits.rows()) {
+        let mut logits = outputs.logits.rows();
+        for (&id, &best) in speakers.iter().zip(&outputs.best) {
             let seq = self.running.get_mut(&id).expect("rows are requests that run");
-            let ended = seq.advance(logits);
+            let logits = if seq.needs_logits() { logits.next() } else { None };
+            let ended = seq.advance(best, logits);
             self.counters.generated_tokens.fetch_add(1, Relaxed);
             if let Some(reason) = ended {
                 if reason == FinishReason::Cancelled {
@@ -253,7 +254,7 @@ impl Worker {
 }
 
 /// An error and what caused it, as one sentence.
-fn with_sources(error: &dyn std::error::Error) -> String {
+pub(super) fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

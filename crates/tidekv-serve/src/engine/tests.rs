@@ -1,18 +1,26 @@
-//! What happens to requests when computing goes wrong under them.
+//! What happens to requests when computing goes wrong under them, and when there is no memory for them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
-use tidekv_core::geometry::ChunkChoice;
-use tidekv_core::units::Bytes;
-use tidekv_pool::ReservePolicy;
+use tidekv_core::blocks::BlockLease;
+use tidekv_core::geometry::{Capacity, ChunkChoice, GeometryConfig, KvShape, Layout};
+use tidekv_core::pages::Fence;
+use tidekv_core::units::{Bytes, Step};
+use tidekv_mem::Backend;
+use tidekv_mem::host::{HostBackend, HostOptions};
+use tidekv_pool::{KvPool, PoolConfig, ReservePolicy};
 use tidekv_shm::{PoolName, RuntimeDir};
 
 use super::front::Front;
-use super::start::{About, StartError, start_with};
-use crate::compute::{Compute, ComputeError, CpuCompute, KvStore, Logits, StepInput};
+use super::start::{About, Place, StartError, start_with};
+use super::worker::Patience;
+use crate::compute::{Compute, ComputeError, CpuCompute, KvStore, Outputs, StepInput, StepTables};
 use crate::config::{ComputeChoice, EngineConfig, KvMode, ModelSource, SyntheticSize};
-use crate::handle::{Engine, Event, GenerateError, GenerateRequest, Generation, Prompt, Sampling, SleepError};
+use crate::handle::{
+    Engine, EngineStats, Event, GenerateError, GenerateRequest, Generation, Prompt, Sampling, SleepError,
+};
 use crate::model::{Model, ModelError};
 
 #[derive(Clone, Copy)]
@@ -29,10 +37,15 @@ struct Faulty {
 }
 
 impl Compute for Faulty {
-    fn forward(&mut self, kv: &mut KvStore, step: &StepInput<'_>) -> Result<Logits, ComputeError> {
-        let logits = self.inner.forward(kv, step)?;
+    fn forward(
+        &mut self,
+        kv: &mut KvStore,
+        tables: &mut StepTables,
+        step: &StepInput<'_>,
+    ) -> Result<Outputs, ComputeError> {
+        let outputs = self.inner.forward(kv, tables, step)?;
         if self.steps_left.fetch_sub(1, Relaxed) != 1 {
-            return Ok(logits);
+            return Ok(outputs);
         }
         match self.fault {
             Fault::Error => Err(ComputeError::UnknownToken { id: 7, vocab: 5 }),
@@ -45,15 +58,22 @@ struct Lab {
     front: Front,
     /// Steps until the fault; 0 for never again.
     steps_left: Arc<AtomicU32>,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
+/// What all pools of a lab's device may hold.
+const BUDGET: Bytes = Bytes::mib(4);
+
 fn lab(fault: Fault) -> Lab {
+    lab_with(fault, KvMode::Elastic, Patience::default())
+}
+
+fn lab_with(fault: Fault, kv: KvMode, patience: Patience) -> Lab {
     let dir = tempfile::tempdir().unwrap();
     let config = EngineConfig {
         model: ModelSource::Synthetic { size: SyntheticSize::Tiny, seed: 0 },
-        kv: KvMode::Elastic,
-        kv_budget: Bytes::mib(4),
+        kv,
+        kv_budget: BUDGET,
         pool_name: PoolName::new("faulty").unwrap(),
         runtime_dir: RuntimeDir::at(dir.path()),
         compute: ComputeChoice::Cpu,
@@ -68,13 +88,13 @@ fn lab(fault: Fault) -> Lab {
         threads: Some(1),
     };
     let model = Model::load(&config.model).unwrap();
-    let about = About { name: model.name.clone(), shape: model.shape.clone(), eos: model.eos.clone() };
+    let about = About::new(&model);
     let steps_left = Arc::new(AtomicU32::new(0));
     let inner = CpuCompute::new(model, 1).unwrap();
     let compute = Box::new(Faulty { inner, steps_left: Arc::clone(&steps_left), fault });
     let missing = || StartError::Model(ModelError::NoWeights { path: "gone".into() });
-    let front = start_with(config, about, compute, Box::new(move || Err(missing()))).unwrap();
-    Lab { front, steps_left, _dir: dir }
+    let front = start_with(config, about, compute, Box::new(move || Err(missing())), Place::Host, patience).unwrap();
+    Lab { front, steps_left, dir }
 }
 
 fn submit(lab: &Lab, first: u32) -> Generation {
@@ -134,4 +154,115 @@ fn a_model_that_cannot_be_loaded_again_sleeps_on() {
     let error = lab.front.wake_up().unwrap_err();
     assert!(matches!(&error, SleepError::Memory { what } if what.contains("gone")), "{error}");
     assert!(lab.front.is_sleeping() && lab.front.is_alive());
+}
+
+/// Another pool on the lab's device, which takes all of it and gives nothing back until it likes to.
+struct Miser {
+    pool: KvPool,
+    leases: Vec<BlockLease>,
+}
+
+impl Miser {
+    fn new(lab: &Lab) -> Self {
+        let backend = HostBackend::open(HostOptions::default()).unwrap();
+        let geometry = GeometryConfig {
+            shape: KvShape::heads(4, 2, 16, 4, 16),
+            layout: Layout::Slab,
+            granularity: backend.capabilities().granularity,
+            chunk: ChunkChoice::Bytes(Bytes::kib(8)),
+            capacity: Capacity::Budget(BUDGET),
+        };
+        let mut config = PoolConfig::new(PoolName::new("miser").unwrap(), Arc::new(backend), geometry);
+        config.runtime_dir = RuntimeDir::at(lab.dir.path());
+        config.budget = Some(BUDGET);
+        config.reserve = ReservePolicy::Fixed { min: 0, max: 0 };
+        Self { pool: KvPool::open(config).unwrap(), leases: Vec::new() }
+    }
+
+    /// All that there is, as soon as the engine has given its idle pages back.
+    fn take_all(&mut self) {
+        let all = self.pool.geometry().block_count();
+        self.pool.alloc_within(all, LONG, &mut self.leases).unwrap();
+    }
+
+    fn let_go(&mut self) {
+        self.pool.free(&self.leases, Fence::Step(Step(0))).unwrap();
+        self.leases.clear();
+    }
+}
+
+/// Only a hang reaches it.
+const LONG: Duration = Duration::from_secs(120);
+
+fn wait_for(lab: &Lab, what: &str, wanted: impl Fn(&EngineStats) -> bool) {
+    let deadline = Instant::now() + LONG;
+    while !wanted(&lab.front.stats()) {
+        assert!(Instant::now() < deadline, "{what} did not come: {:?}", lab.front.stats());
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+}
+
+/// Nobody waits longer because others waited before: five requests without memory are told so in the time of one.
+#[test]
+fn requests_that_starve_are_told_so_and_leave_nothing_behind() {
+    let patience = Patience { starved: Duration::from_millis(200), ..Patience::default() };
+    let lab = lab_with(Fault::Error, KvMode::Elastic, patience);
+    let wanted = finish(submit(&lab, 1)).unwrap();
+    lab.front.sleep(1).unwrap();
+    let mut miser = Miser::new(&lab);
+    miser.take_all();
+    lab.front.wake_up().unwrap();
+    let starving: Vec<_> = (0..5).map(|number| submit(&lab, number * 30)).collect();
+    for generation in starving {
+        let error = finish(generation).unwrap_err();
+        assert!(matches!(error, GenerateError::Starved { needed_tokens: 40, waited } if waited >= patience.starved));
+        assert!(error.to_string().contains("other pools hold it"), "{error}");
+    }
+    let stats = lab.front.stats();
+    assert_eq!((stats.running, stats.waiting, stats.blocks_used), (0, 0, 0));
+    miser.let_go();
+    assert_eq!(finish(submit(&lab, 1)).unwrap(), wanted);
+}
+
+#[test]
+fn requests_that_wait_long_for_memory_lose_nothing() {
+    let lab = lab_with(Fault::Error, KvMode::Elastic, Patience { starved: LONG, ..Patience::default() });
+    let wanted: Vec<_> = (0..5).map(|number| finish(submit(&lab, number * 30)).unwrap()).collect();
+    lab.front.sleep(1).unwrap();
+    let mut miser = Miser::new(&lab);
+    miser.take_all();
+    lab.front.wake_up().unwrap();
+    let waiting: Vec<_> = (0..5).map(|number| submit(&lab, number * 30)).collect();
+    let gone = submit(&lab, 7);
+    wait_for(&lab, "six that wait", |stats| (stats.running, stats.waiting) == (0, 6));
+    drop(gone);
+    wait_for(&lab, "one that nobody reads", |stats| (stats.waiting, stats.cancelled) == (5, 1));
+    miser.let_go();
+    for (generation, wanted) in waiting.into_iter().zip(wanted) {
+        assert_eq!(finish(generation).unwrap(), wanted);
+    }
+    wait_for(&lab, "an engine at rest", |stats| {
+        (stats.running, stats.waiting, stats.blocks_used) == (0, 0, stats.blocks_cached)
+    });
+}
+
+/// A static model keeps its memory from everybody while it is awake, and from nobody while it sleeps.
+#[test]
+fn a_static_model_that_sleeps_leaves_its_memory_to_others() {
+    let patience = Patience { wake: Duration::from_millis(50), ..Patience::default() };
+    let lab = lab_with(Fault::Error, KvMode::Static(BUDGET), patience);
+    let wanted = finish(submit(&lab, 1)).unwrap();
+    let mut miser = Miser::new(&lab);
+    assert!(miser.pool.alloc(1, &mut miser.leases).unwrap_err().is_transient(), "all of it is the engine's");
+    lab.front.sleep(1).unwrap();
+    miser.take_all();
+    let error = lab.front.wake_up().unwrap_err();
+    assert!(matches!(error, SleepError::Memory { .. }), "{error}");
+    assert!(lab.front.is_sleeping(), "it sleeps on, and is still owed nothing");
+    miser.let_go();
+    miser.take_all();
+    miser.let_go();
+    lab.front.wake_up().unwrap();
+    assert!(miser.pool.alloc(1, &mut miser.leases).unwrap_err().is_transient(), "all of it is the engine's again");
+    assert_eq!(finish(submit(&lab, 1)).unwrap(), wanted);
 }

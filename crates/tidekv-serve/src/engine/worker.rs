@@ -16,13 +16,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::time::{Duration, Instant};
 
-use tidekv_batch::{Metadata, SeqId};
+use tidekv_batch::SeqId;
+use tidekv_core::units::Bytes;
 
 use super::blocks::{Blocks, BlocksError};
 use super::front::{Command, Counters};
 use super::sequence::Sequence;
 use super::start::StartError;
-use super::step::Progress;
+use super::step::{Progress, with_sources};
 use crate::compute::Compute;
 use crate::config::{EngineConfig, KvMode};
 use crate::handle::{FinishReason, GenerateError, SleepError};
@@ -30,15 +31,29 @@ use crate::handle::{FinishReason, GenerateError, SleepError};
 /// Makes what a deep sleep dropped.
 pub(super) type Loader = Box<dyn Fn() -> Result<Box<dyn Compute>, StartError> + Send>;
 
-/// How long a model that shall sleep lets its requests end.
-const SLEEP_PATIENCE: Duration = Duration::from_secs(60);
 /// How often an engine that waits for memory looks again.
 const STALL_LOOK: Duration = Duration::from_millis(5);
+
+/// How long the engine waits for what it cannot bring about itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    /// A request that there is no memory for is given up after this time without any progress.
+    pub(super) starved: Duration,
+    /// A model that shall sleep lets its requests end.
+    pub(super) sleep: Duration,
+    /// A static model that wakes up lets its neighbours give back what was its.
+    pub(super) wake: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { starved: Duration::from_secs(60), sleep: Duration::from_secs(60), wake: Duration::from_secs(10) }
+    }
+}
 
 /// See the [module](self).
 pub(super) struct Worker {
     pub(super) blocks: Blocks,
-    pub(super) metadata: Metadata,
     /// `None` in a deep sleep.
     pub(super) compute: Option<Box<dyn Compute>>,
     pub(super) counters: Arc<Counters>,
@@ -50,7 +65,10 @@ pub(super) struct Worker {
     pub(super) max_rows: usize,
     /// Since when nothing could be computed for want of memory.
     pub(super) stalled_since: Option<Instant>,
+    pub(super) patience: Patience,
     kv_mode: KvMode,
+    /// What is kept for a static model when it is awake; `Some` while it sleeps, when nothing is.
+    floor_awake: Option<Bytes>,
     load: Loader,
     orders: Receiver<Command>,
     next_id: u64,
@@ -70,7 +88,6 @@ impl Worker {
     pub(super) fn new(
         config: &EngineConfig,
         blocks: Blocks,
-        metadata: Metadata,
         compute: Box<dyn Compute>,
         load: Loader,
         orders: Receiver<Command>,
@@ -78,7 +95,6 @@ impl Worker {
     ) -> Self {
         Self {
             blocks,
-            metadata,
             compute: Some(compute),
             counters,
             running: BTreeMap::new(),
@@ -86,7 +102,9 @@ impl Worker {
             max_step_tokens: config.max_step_tokens,
             max_rows: config.max_batch_rows as usize,
             stalled_since: None,
+            patience: Patience::default(),
             kv_mode: config.kv,
+            floor_awake: None,
             load,
             orders,
             next_id: 0,
@@ -94,6 +112,11 @@ impl Worker {
             falling_asleep: None,
             stop: None,
         }
+    }
+
+    /// The same with other waits.
+    pub(super) fn with_patience(self, patience: Patience) -> Self {
+        Self { patience, ..self }
     }
 
     /// Runs until it is told to stop. A panic ends it: everybody who waits then hears that the engine is gone, because
@@ -257,6 +280,7 @@ impl Worker {
         self.counters.running.store(count(self.running.len()), Relaxed);
         self.counters.in_rows.store(self.blocks.in_rows(), Relaxed);
         self.counters.cached.store(self.blocks.cached(), Relaxed);
+        self.blocks.kv().set_evictable(self.blocks.cached());
     }
 
     fn has_work(&self) -> bool {
@@ -299,7 +323,7 @@ impl Worker {
         }
         // From here on the front refuses requests.
         self.counters.is_asleep.store(true, Relaxed);
-        self.falling_asleep = Some(FallingAsleep { level, answer, deadline: Instant::now() + SLEEP_PATIENCE });
+        self.falling_asleep = Some(FallingAsleep { level, answer, deadline: Instant::now() + self.patience.sleep });
     }
 
     /// Sleeps once nothing runs; gives up when that takes too long.
@@ -315,16 +339,47 @@ impl Worker {
             let _ = answer.send(Err(SleepError::Busy { running }));
             return;
         }
-        let given = self.blocks.clear().map_err(|error| error.to_string());
-        let given = given.and_then(|()| self.blocks.trim().map_err(|error| error.to_string()));
+        let outcome = self.give_everything_back().and_then(|()| self.put_weights_away(level));
         self.publish();
-        let outcome = given.map_err(|what| SleepError::Memory { what });
-        match &outcome {
-            Ok(()) if level == 2 => self.compute = None,
-            Ok(()) => {}
-            Err(_) => self.counters.is_asleep.store(false, Relaxed),
+        if outcome.is_err() {
+            self.counters.is_asleep.store(false, Relaxed);
         }
         let _ = answer.send(outcome);
+    }
+
+    fn give_everything_back(&mut self) -> Result<(), SleepError> {
+        self.blocks.clear().map_err(memory)?;
+        self.blocks.trim().map_err(memory)?;
+        if self.kv_mode != KvMode::Elastic && self.floor_awake.is_none() {
+            // A floor that a sleeper kept would be memory that nobody may have.
+            self.floor_awake = Some(self.blocks.kv().set_floor(Bytes::ZERO).map_err(memory)?);
+        }
+        Ok(())
+    }
+
+    /// Level 1 moves weights off the device, level 2 drops them.
+    fn put_weights_away(&mut self, level: u8) -> Result<(), SleepError> {
+        if level == 2 {
+            self.compute = None;
+        }
+        let Some(compute) = &mut self.compute else { return Ok(()) };
+        let start = Instant::now();
+        compute.park().map_err(memory)?;
+        tracing::info!(seconds = start.elapsed().as_secs_f64(), "the model sleeps");
+        Ok(())
+    }
+
+    /// A static model takes its memory again: the floor first, so that neighbours owe what they took meanwhile.
+    fn take_everything_again(&mut self) -> Result<(), SleepError> {
+        let Some(floor) = self.floor_awake else { return Ok(()) };
+        self.blocks.kv().set_floor(floor).map_err(memory)?;
+        if let Err(error) = self.blocks.map_everything(self.patience.wake) {
+            let given = self.blocks.kv().set_floor(Bytes::ZERO);
+            self.report(given.map(drop).map_err(BlocksError::from));
+            return Err(memory(error));
+        }
+        self.floor_awake = None;
+        Ok(())
     }
 
     fn wake_up(&mut self) -> Result<(), SleepError> {
@@ -332,14 +387,22 @@ impl Worker {
             let running = u32::try_from(self.running.len()).unwrap_or(u32::MAX);
             let _ = answer.send(Err(SleepError::Busy { running }));
         }
-        if self.compute.is_none() {
-            let loaded = (self.load)().map_err(|error| SleepError::Memory { what: error.to_string() })?;
-            self.compute = Some(loaded);
+        let start = Instant::now();
+        match &mut self.compute {
+            Some(compute) => compute.unpark().map_err(memory)?,
+            None => {
+                let loaded = (self.load)().map_err(memory)?;
+                self.compute = Some(loaded);
+            }
         }
-        if self.kv_mode != KvMode::Elastic && self.is_asleep() {
-            self.blocks.map_everything().map_err(|error| SleepError::Memory { what: error.to_string() })?;
-        }
+        tracing::info!(seconds = start.elapsed().as_secs_f64(), "the weights are back");
+        self.take_everything_again()?;
         self.counters.is_asleep.store(false, Relaxed);
         Ok(())
     }
+}
+
+/// Memory or weights could not be changed over, and why.
+fn memory(error: impl std::error::Error) -> SleepError {
+    SleepError::Memory { what: with_sources(&error) }
 }

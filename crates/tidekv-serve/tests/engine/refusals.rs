@@ -1,7 +1,9 @@
 //! What can never work is refused when it is submitted, by name; starting what cannot work fails in one sentence.
 
+use std::error::Error as _;
+
 use tidekv_core::units::Bytes;
-use tidekv_serve::config::{ComputeChoice, EngineConfig, KvMode, ModelSource};
+use tidekv_serve::config::{ComputeChoice, EngineConfig, KvMode, ModelSource, Precision, SyntheticSize};
 use tidekv_serve::engine::{StartError, start};
 use tidekv_serve::handle::{GenerateRequest, Sampling, SubmitError};
 
@@ -51,8 +53,16 @@ fn engines_that_cannot_start() {
     let dir = tempfile::tempdir().unwrap();
     let sentence = |config: EngineConfig| start(config).map(drop).unwrap_err();
     let good = || config(&dir, KvMode::Elastic, 4);
-    let cuda = sentence(EngineConfig { compute: ComputeChoice::Cuda, ..good() });
-    assert!(matches!(cuda, StartError::NoCuda), "{cuda}");
+    // Where there is a GPU it starts.
+    let on_gpu = EngineConfig { compute: ComputeChoice::Cuda(Precision::Bf16), ..good() };
+    if let Err(error) = start(on_gpu).map(drop) {
+        assert!(matches!(error, StartError::NoCuda(_)), "{error}");
+        let reason = error.source().expect("what is missing").to_string();
+        assert!(reason.contains("install the") && !reason.contains('\n'), "{reason}");
+    }
+    let large = ModelSource::Synthetic { size: SyntheticSize::Llama8b, seed: 0 };
+    let large = sentence(EngineConfig { model: large, ..good() });
+    assert!(large.to_string().contains("is made on a GPU"), "{large}");
     let context = sentence(EngineConfig { context_tokens: Some(1 << 20), ..good() });
     assert!(matches!(context, StartError::Context { asked: 1_048_576, most: 32_768 }), "{context}");
     let large = sentence(EngineConfig { kv: KvMode::Static(Bytes(5 * PAGE.0)), ..good() });

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::client::{Events, block_on, post};
+use crate::echo::CACHED_TOKENS;
 use crate::running::Running;
 
 const TEXT: &str = "/v1/completions";
@@ -101,18 +102,19 @@ fn stop_strings_end_the_text_before_them_and_cancel_the_rest() {
         for stream in [false, true] {
             let request = json!({"prompt": "one two three", "max_tokens": 4000, "ignore_eos": true, "stop": ["two", "xyz"],
                                  "stream": stream, "stream_options": {"include_usage": true}});
-            let (text, finish, made) = if stream {
+            let (text, finish, usage) = if stream {
                 let events = Events::open(server.address, TEXT, &request).await.rest().await;
                 let (last, parts) = events.split_last().unwrap();
                 let finish = parts.last().unwrap()["choices"][0]["finish_reason"].clone();
-                (streamed_text(parts), finish, last["usage"]["completion_tokens"].clone())
+                (streamed_text(parts), finish, last["usage"].clone())
             } else {
                 let whole = post(server.address, TEXT, &request).await.good();
                 let choice = &whole["choices"][0];
                 let text = choice["text"].as_str().unwrap().to_owned();
-                (text, choice["finish_reason"].clone(), whole["usage"]["completion_tokens"].clone())
+                (text, choice["finish_reason"].clone(), whole["usage"].clone())
             };
-            assert_eq!((text.as_str(), finish, made), ("one ", json!("stop"), json!(7)));
+            assert_eq!((text.as_str(), finish, &usage["completion_tokens"]), ("one ", json!("stop"), &json!(7)));
+            assert_eq!(usage["prompt_tokens_details"], json!({"cached_tokens": CACHED_TOKENS}), "said before the end");
         }
         server.engine.wait_until("both are cancelled", |engine, active| {
             active == 0 && engine.cancelled.load(std::sync::atomic::Ordering::SeqCst) == 2

@@ -14,6 +14,8 @@ use tidekv_serve::handle::{
 };
 
 pub(crate) const CONTEXT_TOKENS: u32 = 4096;
+/// Of every prompt.
+pub(crate) const CACHED_TOKENS: u32 = 1;
 const END_OF_TEXT: u32 = 257;
 
 #[derive(Default)]
@@ -39,6 +41,7 @@ pub(crate) struct Echo {
     pub(crate) cancelled: AtomicU64,
     pub(crate) finished: AtomicU64,
     made: AtomicU64,
+    pub(crate) most_at_once: AtomicU64,
     /// Most requests at once; 0 for no bound.
     pub(crate) limit: AtomicU64,
     /// Every request fails after this many tokens.
@@ -142,7 +145,7 @@ impl Echo {
             () => return true,
         };
         let prompt_tokens = u32::try_from(request.prompt.tokens.len()).unwrap();
-        let usage = Usage { prompt_tokens, cached_tokens: 1, completion_tokens: active.made };
+        let usage = Usage { prompt_tokens, cached_tokens: CACHED_TOKENS, completion_tokens: active.made };
         active.sender.send(Event::Done { reason, usage });
         self.finished.fetch_add(1, Ordering::SeqCst);
         false
@@ -171,7 +174,9 @@ impl Engine for Echo {
             return Err(SubmitError::UnknownToken { id, vocab: 260 });
         }
         let (sender, generation) = Generation::channel();
+        sender.tell_cached(CACHED_TOKENS);
         desk.active.push(Active { request, sender, made: 0 });
+        self.most_at_once.fetch_max(desk.active.len() as u64, Ordering::SeqCst);
         drop(desk);
         self.changed.notify_all();
         Ok(generation)

@@ -11,3 +11,4 @@ mod lifecycle;
 mod load;
 mod operate;
 mod running;
+mod slow_clients;

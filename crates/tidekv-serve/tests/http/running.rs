@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tidekv_serve::api::Service;
+use tidekv_serve::connections::ConnectionLimits;
 use tidekv_serve::handle::Engine;
 use tidekv_serve::server::{ServeError, Server, Stop, stop_channel};
 use tidekv_serve::tokenizer::Tokenizer;
@@ -21,9 +22,9 @@ pub(crate) struct Up {
 
 impl Up {
     /// Requests have so long to end when it is stopped.
-    pub(crate) fn start(engine: Arc<dyn Engine>, drain: Duration) -> Self {
+    fn start(engine: Arc<dyn Engine>, drain: Duration, limits: ConnectionLimits) -> Self {
         let service = Service::new(engine, Arc::new(Tokenizer::bytes()), Some("org/echo".to_owned()));
-        let server = Server::bind("127.0.0.1", 0).unwrap();
+        let server = Server::bind("127.0.0.1", 0).unwrap().with_limits(limits);
         let address = server.address();
         let (stop, stopped) = stop_channel();
         let thread = std::thread::spawn(move || server.run(service, stopped, drain));
@@ -60,8 +61,17 @@ impl Running {
 
     /// Requests have so long to end when it is stopped.
     pub(crate) fn with_drain(drain: Duration) -> Self {
+        Self::of(drain, ConnectionLimits::default())
+    }
+
+    /// Clients may take so much and no more.
+    pub(crate) fn with_limits(limits: ConnectionLimits) -> Self {
+        Self::of(Duration::from_secs(60), limits)
+    }
+
+    fn of(drain: Duration, limits: ConnectionLimits) -> Self {
         let engine = Echo::start();
-        let up = Up::start(Arc::<Echo>::clone(&engine), drain);
+        let up = Up::start(Arc::<Echo>::clone(&engine), drain, limits);
         Self { address: up.address, engine, up }
     }
 
