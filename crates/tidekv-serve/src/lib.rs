@@ -6,6 +6,7 @@
 //!             SSE     ids to text    seam      which blocks, which token
 //!
 //!   server     the address, and draining when told to stop
+//!   connections how many clients, and how slow they may be
 //!   api        pages, requests, answers, metrics
 //!   handle     what the two sides say to each other; neither knows more of the other
 //!   tokenizer  text to ids and back, chat templates, stop strings
@@ -13,6 +14,7 @@
 //!   engine     who runs next, which blocks, which token
 //!   compute    a step: the model's arithmetic, and attention over the pool's memory (the one place with `unsafe`)
 //!   model      shapes and weights: Llama, Qwen2 and Qwen3 folders, or synthetic
+//!   router     many models behind one address, whichever engines answer for them: knows none of the above but HTTP
 //! ```
 //!
 //! The API side is asynchronous and may be waiting for thousands of clients; the engine side is one ordinary thread that
@@ -24,8 +26,10 @@ pub mod api;
 #[expect(unsafe_code, reason = "block ids become memory there, and nowhere else")]
 pub mod compute;
 pub mod config;
+pub mod connections;
 pub mod engine;
 pub mod handle;
 pub mod model;
+pub mod router;
 pub mod server;
 pub mod tokenizer;

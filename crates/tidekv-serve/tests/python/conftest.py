@@ -22,10 +22,10 @@ PATIENCE_SECONDS = 120
 class Server:
     """A running kvserve."""
 
-    def __init__(self, folder: Path, *args: str) -> None:
+    def __init__(self, folder: Path, *args: str, **variables: str) -> None:
         env = {name: value for name, value in os.environ.items() if not name.startswith(("KVCACHED_", "HF_"))}
         # Without cached prefixes every block that is in use is a request's.
-        env |= {"KVCACHED_RUNTIME_DIR": str(folder), "KVCACHED_MAX_CACHED_TOKENS": "0"}
+        env |= {"KVCACHED_RUNTIME_DIR": str(folder), "KVCACHED_MAX_CACHED_TOKENS": "0", **variables}
         command = [os.environ["KVSERVE"], "--port", "0", "--kv-budget", "64M", *args]
         self.process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
@@ -59,8 +59,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Se
     """Starts servers; at the end each must have given everything back and end well."""
     servers: list[Server] = []
 
-    def one_more(*args: str) -> Server:
-        server = Server(tmp_path_factory.mktemp("shared"), *args)
+    def one_more(*args: str, **variables: str) -> Server:
+        server = Server(tmp_path_factory.mktemp("shared"), *args, **variables)
         servers.append(server)
         return server
 

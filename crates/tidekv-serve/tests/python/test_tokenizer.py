@@ -187,3 +187,19 @@ def test_a_folder_answers(served):
     assert answer["usage"]["completion_tokens"] >= 1 and answer["choices"][0]["finish_reason"] in ("stop", "length")
     text = ask(server, "/v1/completions", prompt="The quick", max_tokens=12, temperature=0, ignore_eos=True)
     assert text["usage"]["completion_tokens"] == 12
+
+
+def test_a_hub_id_is_served_from_the_local_cache(start, tmp_path):
+    """As `hf download` leaves it: refs/main names the snapshot."""
+    model = tmp_path / "hub/models--org--tiny-llama"
+    snapshot = model / "snapshots/0123abcd"
+    snapshot.mkdir(parents=True)
+    (model / "refs").mkdir()
+    (model / "refs/main").write_text("0123abcd")
+    fast = byte_level()
+    PreTrainedTokenizerFast(tokenizer_object=fast, bos_token="<bos>", eos_token="<eos>").save_pretrained(snapshot)
+    write_weights(snapshot, fast.get_vocab_size())
+    server = start("org/tiny-llama", HF_HOME=str(tmp_path))
+    for name in ("org/tiny-llama", "default"):
+        answer = ask(server, "/v1/completions", model=name, prompt="The quick", max_tokens=4, ignore_eos=True)
+        assert (answer["model"], answer["usage"]["completion_tokens"]) == ("org/tiny-llama", 4)

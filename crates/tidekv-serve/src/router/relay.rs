@@ -1,0 +1,304 @@
+//! A request on its way to an engine, and the answer on its way back, piece by piece as it comes.
+//!
+//! ```text
+//!   client ── body ──> whose model? ──> Pass ──> engine
+//!          <── status, headers, pieces as they come ──┘      dropped by the client: dropped here, cancelled there
+//! ```
+//!
+//! Nothing of an answer is held back or looked into; only its times are taken. An answer that breaks off in its middle cannot get
+//! another status any more: a stream of events ends with an event that says so, any other answer is cut off.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Uri, Version, header};
+use axum::response::IntoResponse;
+use http_body::{Frame, SizeHint};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::time::Sleep;
+
+use super::Gateway;
+use super::error::Refusal;
+use super::model::Pass;
+
+/// A request may be so large: pictures in it are large too.
+pub(crate) const MAX_BODY_BYTES: usize = 64 << 20;
+
+/// What concerns one connection and is not passed on.
+const HOP_BY_HOP: [HeaderName; 8] = [
+    header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+];
+
+/// The part of a request that decides where it goes.
+#[derive(Deserialize)]
+struct Head<'a> {
+    #[serde(borrow)]
+    model: Option<&'a RawValue>,
+}
+
+/// All pages that are answered by the engine of the model in the body.
+pub(super) async fn relay(
+    State(gateway): State<Arc<Gateway>>,
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+    body: Body,
+) -> Response<Body> {
+    if let Err(refusal) = gateway.door.check_inference(&headers) {
+        return refusal.into_response();
+    }
+    match pass_on(&gateway, &method, &uri, headers, body).await {
+        Ok(response) => response,
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+async fn pass_on(
+    gateway: &Arc<Gateway>,
+    method: &Method,
+    uri: &Uri,
+    mut headers: HeaderMap,
+    body: Body,
+) -> Result<Response<Body>, Refusal> {
+    let deadline = Instant::now() + gateway.settings.request_timeout;
+    let body = match tokio::time::timeout_at(deadline.into(), whole(body)).await {
+        Ok(body) => body?,
+        Err(_) => return Err(Refusal::SlowBody),
+    };
+    let head: Head<'_> =
+        serde_json::from_slice(&body).map_err(|error| Refusal::InvalidJson { reason: error.to_string() })?;
+    let asked: Option<String> = head.model.and_then(|raw| serde_json::from_str(raw.get()).ok());
+    let Some(asked) = asked else {
+        return Err(Refusal::MissingModel { known: gateway.known() });
+    };
+    let model = gateway.find(&asked)?;
+    let served = &model.spec().served_name;
+    let body = match head.model {
+        Some(raw) if asked != *served => renamed(&body, raw, served),
+        _ => body.clone(),
+    };
+
+    let pass =
+        model.enter(&gateway.settings.sleep, deadline, |errand| gateway.wake_in_background(&model, errand)).await?;
+    strip(&mut headers);
+    headers.remove(header::HOST);
+    headers.remove(header::CONTENT_LENGTH);
+    // The body is here already: nobody has to ask whether to send it.
+    headers.remove(header::EXPECT);
+    gateway.door.hide_key(&mut headers);
+    let path = uri.path_and_query().map_or(uri.path(), |path| path.as_str());
+    let answer = gateway.upstream.send(method, &pass.address, path, &headers, &body);
+    let answer = match tokio::time::timeout_at(deadline.into(), answer).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(error)) => {
+            return Err(Refusal::EngineGone { model: model.spec().name.clone(), reason: error.to_string() });
+        }
+        Err(_) => return Err(Refusal::Deadline { model: model.spec().name.clone(), what: "the engine's answer" }),
+    };
+    Ok(returned(answer, pass, gateway.settings.stream_timeout))
+}
+
+async fn whole(body: Body) -> Result<Bytes, Refusal> {
+    match Limited::new(body, MAX_BODY_BYTES).collect().await {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(Refusal::TooLarge { max_mib: MAX_BODY_BYTES >> 20 }),
+        Err(error) => Err(Refusal::InvalidJson { reason: error.to_string() }),
+    }
+}
+
+/// The body with another model in it and every other byte as it was.
+fn renamed(body: &Bytes, model: &RawValue, name: &str) -> Bytes {
+    // The raw value is a part of the body, so where it lies is a difference of addresses.
+    let start = model.get().as_ptr().addr() - body.as_ptr().addr();
+    let end = start + model.get().len();
+    let name = serde_json::Value::from(name).to_string();
+    [&body[..start], name.as_bytes(), &body[end..]].concat().into()
+}
+
+/// Takes off what concerns one connection alone.
+fn strip(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    for name in named.iter().chain(&HOP_BY_HOP) {
+        headers.remove(name);
+    }
+}
+
+/// The engine's answer as ours.
+fn returned(answer: Response<Incoming>, pass: Pass, stream_timeout: Duration) -> Response<Body> {
+    let (mut head, body) = answer.into_parts();
+    // The engine's version is the business of our connection to it.
+    head.version = Version::HTTP_11;
+    strip(&mut head.headers);
+    let kind = head.headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+    let is_stream = kind.is_some_and(|kind| kind.starts_with(b"text/event-stream"));
+    let pieces = Pieces {
+        inner: Some(body),
+        pass,
+        is_good: head.status < StatusCode::BAD_REQUEST,
+        is_stream,
+        latest: None,
+        stream_timeout,
+        silence: Box::pin(tokio::time::sleep(stream_timeout)),
+    };
+    Response::from_parts(head, Body::new(pieces))
+}
+
+/// An answer on its way: pieces, their times, and the pass of the request until the last of them.
+struct Pieces {
+    /// None once the answer is over.
+    inner: Option<Incoming>,
+    pass: Pass,
+    is_good: bool,
+    is_stream: bool,
+    latest: Option<Instant>,
+    stream_timeout: Duration,
+    silence: Pin<Box<Sleep>>,
+}
+
+impl fmt::Debug for Pieces {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pieces").field("pass", &self.pass).finish_non_exhaustive()
+    }
+}
+
+/// Why an answer that had begun was cut off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+enum BrokenOff {
+    #[error("the engine ended in the middle of its answer")]
+    EngineGone,
+    #[error("the engine was silent for too long in the middle of its answer (stream_timeout_seconds)")]
+    Silent,
+}
+
+impl Pieces {
+    fn time(&mut self) {
+        let now = Instant::now();
+        let (came, latest) = (self.pass.came(), self.latest.replace(now));
+        self.pass.model().traffic(|traffic| match latest {
+            None => traffic.first_token(now, now - came),
+            Some(latest) => traffic.next_token(now, now - latest),
+        });
+    }
+
+    /// Ends the answer early. In a stream of events that is an event.
+    fn break_off(&mut self, why: BrokenOff) -> Option<Result<Frame<Bytes>, BrokenOff>> {
+        self.inner = None;
+        tracing::warn!("{}: {why}", self.pass.model().spec().name);
+        if !self.is_stream {
+            return Some(Err(why));
+        }
+        let error = Refusal::EngineGone { model: self.pass.model().spec().name.clone(), reason: why.to_string() };
+        let text = format!("data: {}\n\ndata: [DONE]\n\n", error.to_api().body());
+        Some(Ok(Frame::data(text.into())))
+    }
+}
+
+impl http_body::Body for Pieces {
+    type Data = Bytes;
+    type Error = BrokenOff;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
+        let this = &mut *self;
+        let Some(inner) = &mut this.inner else { return Poll::Ready(None) };
+        match Pin::new(inner).poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => {
+                let next = tokio::time::Instant::now() + this.stream_timeout;
+                this.silence.as_mut().reset(next);
+                if this.is_good && frame.is_data() {
+                    this.time();
+                }
+                if this.is_good && this.inner.as_ref().is_some_and(http_body::Body::is_end_stream) {
+                    this.pass.ended_well();
+                }
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Poll::Ready(Some(Err(_))) => Poll::Ready(this.break_off(BrokenOff::EngineGone)),
+            Poll::Ready(None) => {
+                this.inner = None;
+                if this.is_good {
+                    this.pass.ended_well();
+                }
+                Poll::Ready(None)
+            }
+            Poll::Pending => match this.silence.as_mut().poll(cx) {
+                Poll::Ready(()) => Poll::Ready(this.break_off(BrokenOff::Silent)),
+                Poll::Pending => Poll::Pending,
+            },
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.as_ref().is_none_or(http_body::Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.as_ref().map(http_body::Body::size_hint).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn rename(body: &str, name: &str) -> String {
+        let body = Bytes::copy_from_slice(body.as_bytes());
+        let head: Head<'_> = serde_json::from_slice(&body).unwrap();
+        String::from_utf8(renamed(&body, head.model.unwrap(), name).to_vec()).unwrap()
+    }
+
+    #[test]
+    fn only_the_name_of_the_model_changes() {
+        assert_eq!(
+            rename("{ \"a\": 1e400, \"model\" : \"default\" , \"b\": 12345678901234567890123 }", "Qwen/Qwen3"),
+            "{ \"a\": 1e400, \"model\" : \"Qwen/Qwen3\" , \"b\": 12345678901234567890123 }"
+        );
+        assert_eq!(rename("{\"model\":\"m\\u00e9\"}", "a\"b"), "{\"model\":\"a\\\"b\"}");
+    }
+
+    #[test]
+    fn what_concerns_one_connection_is_taken_off() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [("connection", "close, X-Mine"), ("x-mine", "1"), ("te", "trailers"), ("x-kept", "1")] {
+            headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
+        }
+        strip(&mut headers);
+        assert_eq!(headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["x-kept"]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_body_is_the_same_apart_from_its_model(
+            prompt in ".*", model in ".*", name in ".*", before in any::<bool>(),
+        ) {
+            let model_pair = format!("\"model\":{}", serde_json::Value::from(model));
+            let prompt_pair = format!("\"prompt\":{}", serde_json::Value::from(prompt.clone()));
+            let pairs = if before { [model_pair, prompt_pair] } else { [prompt_pair, model_pair] };
+            let renamed = rename(&format!("{{{}}}", pairs.join(",")), &name);
+            let value: serde_json::Value = serde_json::from_str(&renamed).unwrap();
+            prop_assert_eq!(value, serde_json::json!({"model": name, "prompt": prompt}));
+        }
+    }
+}
