@@ -87,6 +87,17 @@ pub struct Gpu {
     pub users: Option<Vec<GpuUser>>,
 }
 
+/// What a GPU is doing at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuUsage {
+    /// Its number.
+    pub index: u32,
+    /// What it has and what is left.
+    pub memory: Option<GpuMemory>,
+    /// Share of the latest moments in which a kernel ran.
+    pub utilization_percent: Option<u32>,
+}
+
 /// A GPU that did not answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BrokenGpu {
@@ -174,6 +185,18 @@ impl GpuReader {
             }
         }
         Err(first_error.unwrap_or_else(|| GpuError::NoDriver { why: "no library to ask".to_owned() }))
+    }
+
+    /// What each GPU is doing now: little enough to be asked ten times a second. One that does not answer is left out.
+    pub fn usage(&self) -> Vec<GpuUsage> {
+        let count = self.nvml.device_count().unwrap_or(0);
+        let devices = (0..count).filter_map(|index| Some((index, self.nvml.device_by_index(index).ok()?)));
+        let usage = |(index, device): (u32, Device<'_>)| GpuUsage {
+            index,
+            memory: memory_of(&device),
+            utilization_percent: device.utilization_rates().ok().map(|rates| rates.gpu),
+        };
+        devices.map(usage).collect()
     }
 
     /// Asks for everything.

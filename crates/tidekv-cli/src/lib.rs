@@ -11,6 +11,7 @@
 //!   change    what changed between two looks
 //!   screen    the terminal as a whole: taken, and put back whatever happens
 //!   interrupt Ctrl-C as something to wait for
+//!   launch    many models from one command: configuration, instances, what they leave
 //!   gpu       what the driver says of its GPUs, where there is one
 //!   text      sizes as kvcached prints them, durations, percentages, the nearest name, names made safe to show
 //!   generate  completions and man pages of any of our binaries
@@ -33,6 +34,7 @@ pub mod exit;
 pub mod generate;
 pub mod gpu;
 mod interrupt;
+mod launch;
 pub mod logging;
 pub mod program;
 pub mod request;

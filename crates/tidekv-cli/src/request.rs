@@ -118,6 +118,42 @@ pub enum Action {
     },
     /// Something about arenas.
     Arena(ArenaAction),
+    /// Start many models.
+    #[cfg(feature = "serve")]
+    Up(UpRequest),
+    /// Show what runs.
+    Ps {
+        /// As JSON.
+        json: bool,
+    },
+    /// Stop what runs.
+    Down {
+        /// And wait so long.
+        wait: Duration,
+    },
+    /// Show what an instance wrote.
+    Logs {
+        /// This one.
+        instance: String,
+        /// So many lines.
+        lines: usize,
+        /// And what it writes from now on.
+        follow: bool,
+    },
+}
+
+/// What to start, and where clients come in.
+#[cfg(feature = "serve")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UpRequest {
+    /// The configuration.
+    pub config: Option<PathBuf>,
+    /// Or only say whether it is right.
+    pub check: bool,
+    /// Instead of what it says.
+    pub host: Option<String>,
+    /// Instead of what it says.
+    pub port: Option<u16>,
 }
 
 /// What to do with arenas.
@@ -293,6 +329,18 @@ impl Request {
                 Action::Events { names, follow: args.follow, last: args.last, json: args.json }
             }
             Command::Completions(args) => Action::Completions { shell: args.shell, program: args.program },
+            #[cfg(feature = "serve")]
+            Command::Up(args) => Action::Up(UpRequest {
+                config: args.config.clone(),
+                check: args.check,
+                host: args.host.clone(),
+                port: args.port,
+            }),
+            Command::Ps(args) => Action::Ps { json: args.json },
+            Command::Down(args) => Action::Down { wait: parse_duration(&args.wait).context("--wait")? },
+            Command::Logs(args) => {
+                Action::Logs { instance: args.instance.clone(), lines: args.lines, follow: args.follow }
+            }
             Command::Man(args) => Action::Man { dir: args.dir.clone() },
             Command::Names(args) => Action::Names { words: args.words.clone() },
         };

@@ -7,12 +7,14 @@
 //!   explain    doctor, events
 //!   arena      arena list, check, delete
 //!   generate   completions, man, names
+//!   launch     up, ps, down, logs
 //!   serve      kvserve
 //! ```
 
 mod arena;
 mod explain;
 mod generate;
+mod launch;
 mod pools;
 mod screens;
 mod serve;
@@ -25,6 +27,7 @@ use clap::{Arg, Parser, Subcommand, ValueHint};
 pub use arena::{ArenaArgs, ArenaCommand};
 pub use explain::{DoctorArgs, EventsArgs};
 pub use generate::{CompletionsArgs, ManArgs, NamesArgs, Program, Shell};
+pub use launch::{DownArgs, LogsArgs, PsArgs, UpArgs};
 pub use pools::{DeleteArgs, GcArgs, LimitArgs, LimitPercentArgs, ListArgs, ShareArgs, TrimArgs, WaitArgs};
 pub use screens::{TopArgs, TopCli, WatchArgs};
 pub use serve::ServeCli;
@@ -52,6 +55,7 @@ Examples:
   kvctl events --follow                       # who got, asked for and gave back what, and why
   kvctl doctor                                # what on this machine will cause trouble, and how to mend it
   kvctl gc                                    # remove what killed processes left behind
+  kvctl up --config models.yaml               # several models behind one address
 
 Sizes are 1024-based: 512, 20M, 1.5G, 1.5GiB. Durations: 200ms, 5s, 1m.
 Exit status: 0 done, 1 the answer is no (no such pool), 2 error, 3 accepted and still draining.";
@@ -85,6 +89,15 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Show who was granted, refused or asked for what, and why
     Events(EventsArgs),
+    /// Start many models behind one address, and keep them running
+    #[cfg(feature = "serve")]
+    Up(UpArgs),
+    /// List what `kvctl up` runs
+    Ps(PsArgs),
+    /// Stop what `kvctl up` runs
+    Down(DownArgs),
+    /// Show what an instance wrote
+    Logs(LogsArgs),
     /// Print completions for a shell
     Completions(CompletionsArgs),
     /// Write the man pages

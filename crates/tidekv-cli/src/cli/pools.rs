@@ -130,10 +130,11 @@ Examples:
   kvctl gc
   kvctl gc --dry-run --json | jq -r '.[] | select(.action == \"left\") | .what'
 
-Removes ledger entries of owners that are gone, their segments, ledgers without entries, arenas that nobody uses,
-unfinished files and segments that kvbench was asked to leave (--cleanup=false), and says what it removed. Nothing that a
-process still owns is touched; where that cannot be known, the file is left and named, and so is what Mooncake's
-benchmarks left (mooncake_bench_*). Exit status: 0 done, 2 something could not be looked at or removed.")]
+Ends what a killed `kvctl up` left running. Removes ledger entries of owners that are gone, their segments, ledgers
+without entries, arenas that nobody uses, unfinished files and segments that kvbench was asked to leave (--cleanup=false),
+and says what it removed. Nothing that a process still owns is touched; where that cannot be known, the file is left and
+named, and so is what Mooncake's benchmarks left (mooncake_bench_*).
+Exit status: 0 done, 2 something could not be looked at or removed.")]
 pub struct GcArgs {
     /// Only say what would be removed
     #[arg(long)]

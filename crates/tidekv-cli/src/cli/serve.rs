@@ -10,13 +10,14 @@ Examples:
   kvserve Qwen/Qwen3-0.6B --port 8001         # from the local Hugging Face cache
   kvserve serve ./my-model --served-model-name chat --max-model-len 4096
   kvserve --kv static:512M                    # all memory held from the start, to compare with
+  kvserve synthetic:llama-8b --backend cuda --kv-budget 40G
   curl localhost:8000/v1/completions -d '{\"prompt\": \"Hello\", \"max_tokens\": 16}'
 
-A MODEL is synthetic:tiny or synthetic:small (with :SEED), a folder with config.json, *.safetensors and tokenizer.json,
-or a Hugging Face id that was downloaded before (HF_HOME, HF_HUB_CACHE). ENABLE_KVCACHED=false without --kv holds the
-whole budget from the start. KVCACHED_HOST_BUDGET, KVCACHED_IPC_NAME, KVCACHED_MAX_CACHED_TOKENS, KVCACHED_PAGE_SIZE_MB
-and the variables of the reserve mean what they mean elsewhere. SIGTERM and Ctrl-C let running requests end; a second one
-ends at once. Sizes are 1024-based: 512M, 1.5G.
+A MODEL is synthetic:tiny or synthetic:small (with :SEED; on a GPU also qwen-0.5b, llama-1b and llama-8b), a folder with
+config.json, *.safetensors and tokenizer.json, or a Hugging Face id that was downloaded before (HF_HOME, HF_HUB_CACHE).
+ENABLE_KVCACHED=false without --kv holds the whole budget from the start. KVCACHED_HOST_BUDGET, KVCACHED_IPC_NAME,
+KVCACHED_MAX_CACHED_TOKENS, KVCACHED_PAGE_SIZE_MB and the variables of the reserve mean what they mean elsewhere. SIGTERM
+and Ctrl-C let running requests end; a second one ends at once. Sizes are 1024-based: 512M, 1.5G.
 Exit status: 0 told to stop and drained, 2 error: port taken, model not found or incomplete.";
 
 /// Serve a model with an OpenAI-compatible API, its KV cache in an elastic pool
@@ -51,7 +52,11 @@ pub struct ServeCli {
     #[arg(long, value_name = "SIZE")]
     pub kv_budget: Option<String>,
 
-    /// What computes: cpu, cuda or auto
+    /// Memory that comes and goes at once, for each layer and for K and V [default: $KVCACHED_PAGE_SIZE_MB, else chosen]
+    #[arg(long, value_name = "SIZE")]
+    pub kv_chunk: Option<String>,
+
+    /// What computes: cpu, cuda (bf16), cuda:f32, or auto: the GPU if there is one
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub backend: String,
 
@@ -70,6 +75,10 @@ pub struct ServeCli {
     /// Most requests that wait for a place; further ones are told to come back later
     #[arg(long, value_name = "N", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_num_waiting: u32,
+
+    /// Most connections at once; who comes later waits to be accepted
+    #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_connections: u32,
 
     /// Tokens in a block
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]

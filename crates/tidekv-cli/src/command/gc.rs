@@ -7,6 +7,7 @@
 //! | events without a ledger                       | its name                                   | removed          |
 //! | folder of sockets whose workers are gone      | nobody listens at any of them              | removed          |
 //! | ledger or arena that its maker did not finish | its name                                   | removed          |
+//! | what a killed `kvctl up` left running         | its lock is free, and the processes carry its mark | ended, removed |
 //! | arena that nobody uses                        | all its members' locks are free            | removed          |
 //! | segment of ours without owner                 | mode 0600, its owner's lock is free        | removed          |
 //! | the same, but our umask makes all files 0600  | only by an entry of that name, now removed | else left, named |
@@ -37,6 +38,7 @@ use tidekv_shm::{DeviceName, EntryState, Ledger, LedgerError, LedgerView, Runtim
 use super::lock_deadline;
 use crate::console::Console;
 use crate::exit::Outcome;
+use crate::launch::house;
 use crate::scene::{file_name, is_alive};
 
 /// How long a device may take to have a dead process's memory back; measured: 65 to 300 ms on an H200.
@@ -138,6 +140,8 @@ pub(super) enum Found {
 /// Goes through the folder and tells of each thing as it is found.
 fn sweep(dir: &RuntimeDir, dry_run: bool, tell: &mut Tell<'_>) -> anyhow::Result<()> {
     let mut sweep = Sweep { dir, dry_run, tell, dead: BTreeSet::new(), alive: BTreeSet::new() };
+    // First of all: what is still running of it has pools of its own.
+    sweep.supervisors()?;
     for device in Ledger::list(dir)? {
         if let Err(error) = sweep.ledger(&device) {
             sweep.failed(format!("ledger of {device}"), &error)?;
@@ -163,9 +167,9 @@ struct Sweep<'a> {
 }
 
 /// A dead owner's entry.
-struct Dead {
+pub(crate) struct Dead {
     slot: u32,
-    name: String,
+    pub(crate) name: String,
     pid: u32,
     reserved: Bytes,
 }
@@ -199,6 +203,25 @@ impl Sweep<'_> {
         };
         if empties {
             self.stale(format!("ledger {}: it has no entries", ledger.path().display()))?;
+        }
+        Ok(())
+    }
+
+    /// Supervisors that were killed, with what they had started.
+    fn supervisors(&mut self) -> anyhow::Result<()> {
+        let houses = match house::houses(self.dir) {
+            Ok(houses) => houses,
+            Err(error) => return self.failed("supervisors".to_owned(), &error),
+        };
+        for house in houses.into_iter().filter(|house| !house.is_alive) {
+            match if self.dry_run { Ok(Vec::new()) } else { house.clear() } {
+                Ok(ended) => {
+                    let ended =
+                        if ended.is_empty() { String::new() } else { format!("; ended its processes {ended:?}") };
+                    self.stale(format!("{}: its supervisor is gone{ended}", house.path.display()))?;
+                }
+                Err(error) => self.failed(format!("supervisor {}", house.id), &error)?,
+            }
         }
         Ok(())
     }
@@ -365,7 +388,7 @@ fn dead_entries(view: &LedgerView) -> Vec<Dead> {
 }
 
 /// Removes the entries of dead owners, the last of them at most [`GRACE`] from now.
-fn remove_dead(ledger: &Ledger, device: &DeviceName) -> Result<Vec<Dead>, LedgerError> {
+pub(crate) fn remove_dead(ledger: &Ledger, device: &DeviceName) -> Result<Vec<Dead>, LedgerError> {
     let grace = if *device == DeviceName::host() { Duration::ZERO } else { GRACE };
     let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
     let deadline = Instant::now() + grace * 2;

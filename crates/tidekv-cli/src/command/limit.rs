@@ -47,19 +47,7 @@ pub(super) fn run(
     if above && lowered {
         console.line(format_args!("No enough free space to decrease for the new kv_cache_limit for {name}"))?;
     }
-    match segment::write_limit(&scene.segment_path(name), bytes) {
-        Ok(()) => {}
-        // Deleted under a living pool, which is about to make it again from what its entry says.
-        Err(SegmentError::NotFound { .. }) if is_ours => {}
-        Err(error) => return Err(error.into()),
-    }
-    let mut revisions = Vec::new();
-    for place in places {
-        let revision = publish(place, bytes).with_context(|| {
-            format!("the segment of {name} has the new limit, but its ledger entry on {} has not", place.device)
-        })?;
-        revisions.push((place, revision));
-    }
+    let revisions = write(&scene, name, is_ours, &places, bytes)?;
     let size = kvcached_size(word);
     console.line(format_args!("Updated kv cache limit for {name} to {size} ({word} bytes)"))?;
 
@@ -71,6 +59,30 @@ pub(super) fn run(
         }
         None => Ok(if above { Outcome::Draining } else { Outcome::Done }),
     }
+}
+
+/// Writes the limit to the segment, then to the pool's entries; the new revision of each, or none where the pool is gone.
+pub(crate) fn write<'a>(
+    scene: &Scene,
+    name: &str,
+    is_ours: bool,
+    places: &[&'a Place],
+    bytes: Bytes,
+) -> anyhow::Result<Vec<(&'a Place, Option<u64>)>> {
+    match segment::write_limit(&scene.segment_path(name), bytes) {
+        Ok(()) => {}
+        // Deleted under a living pool, which is about to make it again from what its entry says.
+        Err(SegmentError::NotFound { .. }) if is_ours => {}
+        Err(error) => return Err(error.into()),
+    }
+    let mut revisions = Vec::new();
+    for &place in places {
+        let revision = publish(place, bytes).with_context(|| {
+            format!("the segment of {name} has the new limit, but its ledger entry on {} has not", place.device)
+        })?;
+        revisions.push((place, revision));
+    }
+    Ok(revisions)
 }
 
 /// What the pool cannot give back at once.

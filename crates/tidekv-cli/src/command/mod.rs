@@ -2,20 +2,25 @@
 
 mod arena;
 mod delete;
-mod doctor;
+pub(crate) mod doctor;
+mod down;
 mod events;
-mod gc;
+pub(crate) mod gc;
 mod generate;
-mod limit;
+pub(crate) mod limit;
 mod list;
+mod logs;
 mod names;
+mod ps;
 #[cfg(feature = "serve")]
 pub mod serve;
-mod share;
+pub(crate) mod share;
 mod shell;
 mod table;
 pub mod top;
 mod trim;
+#[cfg(feature = "serve")]
+mod up;
 mod wait;
 mod watch;
 
@@ -44,6 +49,11 @@ pub fn run(request: &Request, console: &mut Console) -> anyhow::Result<Outcome> 
         Action::Completions { shell, program } => generate::completions(*shell, *program, console),
         Action::Man { dir } => generate::man(dir, console),
         Action::Names { words } => names::run(dir, words, console),
+        #[cfg(feature = "serve")]
+        Action::Up(request) => up::run(dir, request, console),
+        Action::Ps { json } => ps::run(dir, *json, console),
+        Action::Down { wait } => down::run(dir, *wait, console),
+        Action::Logs { instance, lines, follow } => logs::run(dir, instance, *lines, *follow, console),
     }
 }
 

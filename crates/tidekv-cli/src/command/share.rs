@@ -50,7 +50,7 @@ enum Refusal {
     AboveBudget { floor: Bytes, budget: Bytes, taken: Bytes },
 }
 
-fn apply(place: &Place, change: ShareChange) -> anyhow::Result<()> {
+pub(crate) fn apply(place: &Place, change: ShareChange) -> anyhow::Result<()> {
     let outcome = place.ledger.update(lock_deadline(), |view| {
         let Some(index) = view.index_of(place.entry.slot).filter(|&index| is_same(&view.entries[index], &place.entry))
         else {

@@ -78,6 +78,10 @@ impl Server {
         Self { address: address.to_owned(), dir, child, rest, first_line }
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
@@ -148,9 +152,12 @@ pub(crate) fn answer(mut socket: TcpStream) -> (u16, String) {
     socket.read_to_string(&mut text).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{text}"));
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    if !head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
-        return (status, body.to_owned());
-    }
+    let is_chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
+    (status, if is_chunked { dechunked(body) } else { body.to_owned() })
+}
+
+/// A body that came in chunks, as one.
+pub(crate) fn dechunked(body: &str) -> String {
     let (mut whole, mut rest) = (String::new(), body);
     while let Some((size, after)) = rest.split_once("\r\n") {
         let size = usize::from_str_radix(size, 16).unwrap();
@@ -160,5 +167,5 @@ pub(crate) fn answer(mut socket: TcpStream) -> (u16, String) {
             break;
         }
     }
-    (status, whole)
+    whole
 }

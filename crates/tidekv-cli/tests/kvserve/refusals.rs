@@ -7,7 +7,8 @@ use crate::process::kvserve;
 
 /// The one sentence.
 fn error(dir: &Path, args: &[&str]) -> String {
-    let output = kvserve(dir, &["--port", "0"]).args(args).output().unwrap();
+    // Where there is a GPU, it is not for this.
+    let output = kvserve(dir, &["--port", "0"]).args(args).env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "");
@@ -25,7 +26,8 @@ fn every_refusal_is_one_sentence() {
         (&["one", "two"], "one model at a time"),
         (&["--kv", "rubber"], "elastic, static or static:SIZE"),
         (&["--kv", "static:2G", "--kv-budget", "1G"], "more than the KV budget"),
-        (&["--backend", "cuda"], "cpu or auto"),
+        (&["--backend", "cuda"], "--backend cpu needs none"),
+        (&["synthetic:llama-8b", "--backend", "cpu"], "is made on a GPU"),
         (&["--max-model-len", "100000000"], "--max-model-len"),
         (&["--host", "no such host"], "no such host"),
     ] {

@@ -6,6 +6,7 @@ use anyhow::{Context as _, anyhow, bail};
 use tidekv_core::geometry::ChunkChoice;
 use tidekv_core::units::Bytes;
 use tidekv_serve::config::{EngineConfig, KvChoice};
+use tidekv_serve::connections::ConnectionLimits;
 use tidekv_shm::{PoolName, RuntimeDir};
 
 use super::model;
@@ -24,6 +25,7 @@ pub(super) struct ServeRequest {
     /// The model's name for clients.
     pub(super) name: String,
     pub(super) drain: Duration,
+    pub(super) clients: ConnectionLimits,
     pub(super) engine: EngineConfig,
 }
 
@@ -49,6 +51,10 @@ impl ServeRequest {
         let max_cached_tokens = get("KVCACHED_MAX_CACHED_TOKENS").map(|text| {
             text.trim().parse().map_err(|_| anyhow!("KVCACHED_MAX_CACHED_TOKENS={text:?} is not a number of tokens"))
         });
+        let chunk = match &cli.kv_chunk {
+            Some(text) => ChunkChoice::Bytes(text.parse().context("--kv-chunk is not a size")?),
+            None => ChunkChoice::from_page_size_mb(get("KVCACHED_PAGE_SIZE_MB").as_deref())?,
+        };
         let engine = EngineConfig {
             model: model::find(&written, &variable)?,
             kv: choice.within(kv_budget),
@@ -63,13 +69,15 @@ impl ServeRequest {
             max_cached_tokens: max_cached_tokens.transpose()?,
             context_tokens: cli.max_model_len,
             block_tokens: cli.block_size,
-            chunk: ChunkChoice::from_page_size_mb(get("KVCACHED_PAGE_SIZE_MB").as_deref())?,
+            chunk,
             reserve: tidekv_pool::ReservePolicy::Auto.with_variables(get)?,
             threads: cli.threads.map(usize::from),
         };
         let drain = parse_duration(&cli.drain).with_context(|| format!("--drain {}", cli.drain))?;
         let name = cli.served_model_name.clone().unwrap_or(written);
-        Ok(Self { host: cli.host.clone(), port: cli.port, name, drain, engine })
+        let places = usize::try_from(cli.max_connections).unwrap_or(usize::MAX);
+        let clients = ConnectionLimits { places, ..ConnectionLimits::default() };
+        Ok(Self { host: cli.host.clone(), port: cli.port, name, drain, clients, engine })
     }
 }
 
@@ -155,7 +163,20 @@ mod tests {
     #[test]
     fn variables_and_flags_reach_the_engine() {
         let request = request(
-            &["--backend", "cpu", "--block-size", "32", "--threads", "3", "--max-model-len", "512", "--drain", "500ms"],
+            &[
+                "--backend",
+                "cpu",
+                "--block-size",
+                "32",
+                "--threads",
+                "3",
+                "--max-model-len",
+                "512",
+                "--drain",
+                "500ms",
+                "--max-connections",
+                "7",
+            ],
             &[
                 ("KVCACHED_IPC_NAME", "my pool"),
                 ("KVCACHED_MAX_CACHED_TOKENS", "100"),
@@ -169,7 +190,7 @@ mod tests {
         assert_eq!((engine.context_tokens, engine.max_cached_tokens), (Some(512), Some(100)));
         assert_eq!((engine.pool_name.as_str(), engine.chunk), ("my-pool", ChunkChoice::Bytes(Bytes::mib(2))));
         assert_eq!(engine.reserve, tidekv_pool::ReservePolicy::Fixed { min: 1, max: 10 });
-        assert_eq!(request.drain, Duration::from_millis(500));
+        assert_eq!((request.drain, request.clients.places), (Duration::from_millis(500), 7));
     }
 
     #[test]

@@ -31,7 +31,7 @@ enum Value {
     Any,
 }
 
-const VARIABLES: [(&str, Value); 26] = [
+const VARIABLES: [(&str, Value); 28] = [
     ("ENABLE_KVCACHED", Value::Truth),
     ("KVCACHED_AUTOPATCH", Value::Truth),
     ("KVCACHED_IPC_NAME", Value::PoolName),
@@ -59,6 +59,9 @@ const VARIABLES: [(&str, Value); 26] = [
     ("KVCACHED_RUNTIME_DIR", Value::Folder),
     ("KVCACHED_HOST_BUDGET", Value::Size),
     ("KVCACHED_LOG_FILE", Value::Any),
+    // Set by `kvctl up` for what it starts.
+    ("KVCACHED_UP_ID", Value::Any),
+    ("KVCACHED_UP_INSTANCE", Value::Any),
 ];
 
 const MIN_RESERVED: &str = "KVCACHED_MIN_RESERVED_PAGES";
@@ -68,6 +71,12 @@ const RESERVED_DEFAULTS: (u32, u32) = (5, 10);
 
 /// A value is shown up to here.
 const SHOWN_MAX: usize = 60;
+
+/// The names that somebody reads.
+#[cfg(feature = "serve")]
+pub(crate) fn known_variables() -> impl Iterator<Item = &'static str> {
+    VARIABLES.iter().map(|(name, _)| *name)
+}
 
 pub(super) fn judge(environment: &[(String, String)]) -> Vec<Check> {
     let mut set: Vec<&(String, String)> = environment.iter().filter(|(name, value)| concerns_us(name, value)).collect();

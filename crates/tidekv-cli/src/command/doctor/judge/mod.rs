@@ -10,6 +10,8 @@ mod shared_files;
 #[cfg(test)]
 mod tests;
 
+#[cfg(feature = "serve")]
+pub(crate) use environment::known_variables;
 pub(super) use gpu::pool_of;
 
 use super::check::Check;

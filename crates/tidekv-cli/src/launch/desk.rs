@@ -1,0 +1,173 @@
+//! The pools of this machine, as the router sees and changes them.
+
+use rustix::process::{Pid, getpgid};
+use tidekv_core::units::Bytes;
+use tidekv_serve::router::{Desk, DeskError, DeskView, DeviceSight, PoolSight, ShareTerms};
+use tidekv_shm::{Ledger, RuntimeDir, UNLIMITED, segment};
+
+use crate::command::{gc, limit, share};
+use crate::request::ShareChange;
+use crate::scene::{Place, Pool, Scene};
+
+/// Ledgers and segments of a folder.
+#[derive(Debug)]
+pub(crate) struct PoolDesk {
+    dir: RuntimeDir,
+}
+
+impl PoolDesk {
+    pub(crate) fn new(dir: RuntimeDir) -> Self {
+        Self { dir }
+    }
+
+    fn scene(&self) -> Result<Scene, DeskError> {
+        Scene::look(&self.dir).map_err(|error| DeskError::Failed(error.to_string()))
+    }
+}
+
+impl Desk for PoolDesk {
+    fn look(&self) -> Result<DeskView, DeskError> {
+        let scene = self.scene()?;
+        let held_on = |device: &str| {
+            let places = scene.pools.iter().filter_map(|pool| pool.place.as_ref());
+            let held = places.filter(|place| place.device.as_str() == device).map(|place| place.entry.reserved.0);
+            held.fold(0, u64::saturating_add)
+        };
+        let device = |device: &crate::scene::Device| {
+            let pools_bytes = held_on(device.name.as_str());
+            DeviceSight {
+                name: device.name.to_string(),
+                total_bytes: device.header.total.0,
+                used_bytes: device.header.non_pool.0.saturating_add(pools_bytes),
+                pools_bytes,
+                budget_bytes: device.header.budget.0,
+            }
+        };
+        Ok(DeskView {
+            pools: scene.pools.iter().filter_map(sight).collect(),
+            devices: scene.devices.iter().map(device).collect(),
+        })
+    }
+
+    fn set_limit(&self, pool: &str, bytes: Bytes) -> Result<(), DeskError> {
+        let scene = self.scene()?;
+        let pools = named(&scene, pool)?;
+        let is_ours = pools.iter().any(|pool| pool.place.is_some());
+        let places: Vec<&Place> = pools.iter().filter_map(|pool| pool.live_place()).collect();
+        if !is_ours && bytes == Bytes::ZERO {
+            return Err(DeskError::Refused(format!("{pool} is kvcached's own: it ignores a limit of 0")));
+        }
+        limit::write(&scene, pool, is_ours, &places, bytes).map_err(|error| DeskError::Failed(format!("{error:#}")))?;
+        Ok(())
+    }
+
+    fn set_share(&self, pool: &str, terms: ShareTerms) -> Result<(), DeskError> {
+        let scene = self.scene()?;
+        let change = ShareChange { weight: terms.weight, floor: terms.floor, ..ShareChange::default() };
+        let pools = named(&scene, pool)?;
+        let places: Vec<&Place> = pools.iter().filter_map(|pool| pool.live_place()).collect();
+        if places.is_empty() {
+            let text =
+                format!("{pool} is kvcached's own: it has no ledger entry, and shares as first come, first served");
+            return Err(DeskError::Refused(text));
+        }
+        for place in places {
+            share::apply(place, change).map_err(|error| DeskError::Refused(format!("{error:#}")))?;
+        }
+        Ok(())
+    }
+
+    fn belongs_to(&self, pid: u32, instance: u32) -> bool {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        // An instance leads a process group, and what it starts stays in it.
+        let group = pid.and_then(|pid| getpgid(Some(pid)).ok());
+        group.is_some_and(|group| u32::try_from(group.as_raw_nonzero().get()) == Ok(instance))
+    }
+}
+
+/// The living pools of this name.
+fn named<'a>(scene: &'a Scene, name: &str) -> Result<Vec<&'a Pool>, DeskError> {
+    let is_there = |pool: &&Pool| pool.place.is_none() || pool.live_place().is_some();
+    let pools: Vec<&Pool> = scene.named(name).into_iter().filter(is_there).collect();
+    if !pools.is_empty() {
+        return Ok(pools);
+    }
+    let mut known: Vec<&str> = scene.pools.iter().filter(is_there).map(|pool| pool.name.as_str()).collect();
+    known.dedup();
+    Err(DeskError::NoSuchPool { name: name.to_owned(), known: known.join(", ") })
+}
+
+/// A pool that lives, or that nobody can tell about.
+fn sight(pool: &Pool) -> Option<PoolSight> {
+    let Some(place) = &pool.place else {
+        let word = |value: i64| u64::try_from(value).unwrap_or(0);
+        return Some(PoolSight {
+            name: pool.name.clone(),
+            device: "unknown".to_owned(),
+            pid: None,
+            in_use_bytes: word(pool.used()),
+            reserve_bytes: word(pool.prealloc()),
+            limit_bytes: Some(word(pool.limit())),
+            capacity_bytes: word(pool.limit()),
+            share: 0.0,
+            weight: 1,
+            floor_bytes: 0,
+            demand_bytes: 0,
+            model: None,
+        });
+    };
+    if !place.alive {
+        return None;
+    }
+    let (entry, budget) = (&place.entry, place.header.budget);
+    let limit = entry.limit.min(entry.ceiling);
+    Some(PoolSight {
+        name: pool.name.clone(),
+        device: place.device.to_string(),
+        pid: Some(entry.pid),
+        in_use_bytes: entry.in_use.0,
+        reserve_bytes: entry.reserved.saturating_sub(entry.in_use).0,
+        limit_bytes: (limit != UNLIMITED).then_some(limit.0),
+        capacity_bytes: limit.min(budget).0,
+        share: part(place.fair, budget),
+        weight: entry.weight,
+        floor_bytes: entry.floor.0,
+        demand_bytes: entry.demand.0,
+        model: None,
+    })
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a part for people")]
+fn part(of: Bytes, whole: Bytes) -> f64 {
+    if whole == Bytes::ZERO { 0.0 } else { of.0 as f64 / whole.0 as f64 }
+}
+
+/// Has the ledgers of this folder find out who died, so that neighbours have the memory at once and not when they next look;
+/// and removes the segments of the dead, which nobody else would before `kvctl gc`. A neighbour may have found out first, and
+/// taken the entry: the segments of these instances are looked for by the number in their names too.
+pub(crate) fn notice_deaths(dir: &RuntimeDir, instances: &[u32]) {
+    for device in Ledger::list(dir).unwrap_or_default() {
+        let noticed = Ledger::open_existing(dir, &device)
+            .and_then(|ledger| ledger.map_or(Ok(Vec::new()), |ledger| gc::remove_dead(&ledger, &device)));
+        match noticed {
+            Ok(dead) => dead.iter().for_each(|dead| remove_segment(dir, &dead.name)),
+            Err(error) => tracing::warn!("what died on {device} is noticed later: {error}"),
+        }
+    }
+    let endings: Vec<String> = instances.iter().map(|pid| format!("_{pid}")).collect();
+    for (name, _) in segment::list(dir) {
+        if name.starts_with("kvcached_") && endings.iter().any(|ending| name.ends_with(ending)) {
+            remove_segment(dir, &name);
+        }
+    }
+}
+
+fn remove_segment(dir: &RuntimeDir, name: &str) {
+    let path = dir.path().join(name);
+    // A new pool of the same name has taken it over.
+    let outcome =
+        segment::has_owner(&path).and_then(|is_owned| if is_owned { Ok(false) } else { segment::delete(&path) });
+    if let Err(error) = outcome {
+        tracing::debug!("the segment {name} stays: {error}");
+    }
+}
