@@ -6,11 +6,12 @@
 //!
 //! | the part has                                                        | better  | examples |
 //! |---------------------------------------------------------------------|---------|----------|
-//! | the word `speedup`, `throughput` or `goodput`                       | higher  | `speedup_slab_over_per_layer` |
+//! | the word `speedup`, `throughput`, `goodput` or `accuracy`           | higher  | `speedup_slab_over_per_layer` |
 //! | the word `over` and no unit at the end: x divided by y, and the name does not say which of the two ought to be small | neither | `largest_over_smallest_pool` |
 //! | `per` and then a unit of time; or a unit of bytes and then `s`; or `gibps` | higher | `blocks_per_s`, `copy_gib_s`, `ours_gibps` |
 //! | before any `per`: a unit of time `ns us ms s`, or of bytes `bytes kib mib gib` | lower | `init_ms`, `map_us_per_gib`, `held_bytes` |
-//! | before any `per`: a cost `waste calls error errors wrong lag growth`, or `ratio_to_raw`, `ratio_to_floor` | lower  | `driver_calls_per_page`, `map_ratio_to_raw` |
+//! | before any `per`: a cost `waste calls error errors failed wrong lag growth`, or `ratio_to_raw`, `ratio_to_floor` | lower  | `driver_calls_per_page`, `map_ratio_to_raw` |
+//! | before any `per`: a latency of a server `ttft tpot itl e2e e2el`    | lower   | `ttft_p50` |
 //!
 //! Everything else, `p50`, `k16` and numbers among it, says nothing. A figure whose whole path says nothing is
 //! neutral: it is shown and never fails a comparison. So a benchmark that wants a figure guarded gives it a
@@ -44,8 +45,9 @@ impl fmt::Display for Direction {
 
 const TIME_UNITS: [&str; 4] = ["ns", "us", "ms", "s"];
 const BYTE_UNITS: [&str; 4] = ["bytes", "kib", "mib", "gib"];
-const GAINS: [&str; 3] = ["speedup", "throughput", "goodput"];
-const COSTS: [&str; 7] = ["waste", "calls", "error", "errors", "wrong", "lag", "growth"];
+const GAINS: [&str; 4] = ["speedup", "throughput", "goodput", "accuracy"];
+const COSTS: [&str; 13] =
+    ["waste", "calls", "error", "errors", "failed", "wrong", "lag", "growth", "ttft", "tpot", "itl", "e2e", "e2el"];
 
 /// The direction of the figure at `path`.
 pub fn of_path(path: &[String]) -> Direction {
@@ -119,6 +121,12 @@ mod tests {
             ("threads8_over_1", Direction::Neutral),
             ("pages", Direction::Neutral),
             ("completed", Direction::Neutral),
+            ("failed", Direction::Lower),
+            ("ttft_p50", Direction::Lower),
+            ("p99.9_e2el_ms", Direction::Lower),
+            ("max_output_tokens_per_s", Direction::Higher),
+            ("ttft_elastic_over_static", Direction::Neutral),
+            ("duration", Direction::Neutral),
         ] {
             assert_eq!(direction(path), expected, "{path}");
         }

@@ -1,6 +1,6 @@
-//! From two values to a verdict. Nothing else in `compare` decides.
+//! From values to a verdict. Nothing else in `compare` decides.
 //!
-//! A figure is *worse* when it moved the bad way by more than the tolerance, a share of the first value:
+//! **One run a side**: a figure is *worse* when it moved the bad way by more than the tolerance, a share of the first value.
 //!
 //! ```text
 //!   tolerance 10 %, lower is better
@@ -12,8 +12,19 @@
 //! The test multiplies and never divides, so it also holds where a ratio does not exist: no percentage of
 //! zero is more than zero, so any step away from zero counts. Exactly at the tolerance is not above it.
 //!
-//! One run a side is all this judges today. Several runs a side, with an interval for each figure, have
-//! their place here: another `judge` over two lists, and another [`Verdict`] for runs that are too few.
+//! **Several runs a side**: the change has an interval, and where all of it lies is the verdict.
+//!
+//! ```text
+//!   tolerance 3 %, lower is better      0.97    1    1.03        B over A
+//!                                         ┆     ┆     ┆
+//!                                         ┆  ├──┼─┤   ┆          no difference: all within the tolerance
+//!                                         ┆     ┆  ├──┼───┤      worse: all on one side, and ranks agree
+//!                                    ├────┼──┤  ┆     ┆          better
+//!                                         ┆ ├───┼─────┼──┤       underpowered: it could be either
+//! ```
+//!
+//! Too few runs for any rank test to agree are underpowered wherever the interval lies. Runs that agree to the last
+//! digit, as counts of bytes do, have no noise to be asked about and are judged as single values.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,20 +32,25 @@ use std::str::FromStr;
 use serde::Serialize;
 
 use super::direction::Direction;
+use crate::statistics::{Bootstrap, Estimate, enough_pairs, enough_runs, mann_whitney, median, sign_test};
 
 /// What the second value is, measured by the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Verdict {
-    /// Moved the good way by more than the tolerance.
+    /// Moved the good way: by more than the tolerance, or with several runs beyond doubt.
     Better,
-    /// Moved the bad way by more than the tolerance.
+    /// Moved the bad way, likewise.
     Worse,
-    /// Within the tolerance.
+    /// Single runs within the tolerance. What another pair of runs would say is not known.
     Same,
-    /// Moved by more than the tolerance, and its name says no direction.
+    /// Moved, and its name says no direction.
     Changed,
+    /// Several runs: any difference is smaller than the tolerance, beyond doubt.
+    NoDifference,
+    /// Several runs, but too few or too noisy to tell.
+    Underpowered,
 }
 
 impl fmt::Display for Verdict {
@@ -44,6 +60,8 @@ impl fmt::Display for Verdict {
             Self::Worse => "worse",
             Self::Same => "same",
             Self::Changed => "changed",
+            Self::NoDifference => "no difference",
+            Self::Underpowered => "underpowered",
         })
     }
 }
@@ -55,6 +73,9 @@ pub struct Tolerance(f64);
 impl Tolerance {
     /// For the words of a comparison that is not asked to fail: below this, single runs differ by noise.
     pub const OF_ONE_RUN: Self = Self(0.05);
+
+    /// Unless another is given, for several runs a side: what is smaller than this is no difference.
+    pub const OF_RUNS: Self = Self(0.03);
 
     /// The share: 0.1 for 10 %.
     pub const fn share(self) -> f64 {
@@ -108,6 +129,100 @@ pub fn judge(direction: Direction, a: f64, b: f64, tolerance: Tolerance) -> Verd
         (Direction::Lower, true) | (Direction::Higher, false) => Verdict::Worse,
         (Direction::Lower, false) | (Direction::Higher, true) => Verdict::Better,
     }
+}
+
+/// Several runs a side, judged.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Judged {
+    /// What B is, measured by A.
+    pub verdict: Verdict,
+    /// B over A, where both are above zero throughout.
+    pub ratio: Option<Estimate>,
+    /// B minus A, where there is no ratio.
+    pub difference: Option<Estimate>,
+    /// Probability that sides which do not differ are as far apart as these.
+    pub p_value: f64,
+    /// Whether B may be worse by more than the tolerance, as far as these runs tell. What is not shown is not a pass.
+    pub may_be_worse: bool,
+}
+
+/// Judges several runs a side.
+pub fn judge_runs(direction: Direction, a: &[f64], b: &[f64], tolerance: Tolerance, bootstrap: &Bootstrap) -> Judged {
+    let ratio = bootstrap.ratio(a, b);
+    let difference = if ratio.is_none() { bootstrap.difference(a, b) } else { None };
+    let p_value = mann_whitney(a, b);
+    let risk = bootstrap.confidence.risk();
+    let evidence = Evidence { enough: enough_runs(a.len(), b.len(), risk), p_value, risk };
+    evidence.conclude(direction, (a, b), (ratio, difference), tolerance)
+}
+
+/// Judges runs of which the n-th of A and the n-th of B belong together: `(a, b)` each. What has no ratio is judged as
+/// if they did not.
+pub fn judge_pairs(direction: Direction, pairs: &[(f64, f64)], tolerance: Tolerance, bootstrap: &Bootstrap) -> Judged {
+    let (a, b): (Vec<f64>, Vec<f64>) = pairs.iter().copied().unzip();
+    let Some(ratio) = bootstrap.paired_ratio(pairs) else {
+        return judge_runs(direction, &a, &b, tolerance, bootstrap);
+    };
+    let more = pairs.iter().filter(|(a, b)| b > a).count();
+    let less = pairs.iter().filter(|(a, b)| b < a).count();
+    let risk = bootstrap.confidence.risk();
+    let evidence = Evidence { enough: enough_pairs(pairs.len(), risk), p_value: sign_test(more, less), risk };
+    evidence.conclude(direction, (&a, &b), (Some(ratio), None), tolerance)
+}
+
+/// What chance has to do with it.
+struct Evidence {
+    enough: bool,
+    p_value: f64,
+    risk: f64,
+}
+
+impl Evidence {
+    fn conclude(
+        &self,
+        direction: Direction,
+        (a, b): (&[f64], &[f64]),
+        (ratio, difference): (Option<Estimate>, Option<Estimate>),
+        tolerance: Tolerance,
+    ) -> Judged {
+        let judged = |verdict, may_be_worse| Judged { verdict, ratio, difference, p_value: self.p_value, may_be_worse };
+        if let (Some(a), Some(b)) = (all_equal(a), all_equal(b)) {
+            let verdict = match judge(direction, a, b, tolerance) {
+                Verdict::Same => Verdict::NoDifference,
+                moved => moved,
+            };
+            return judged(verdict, verdict == Verdict::Worse);
+        }
+        // No change is a ratio of 1, or a difference of 0; what is allowed is the tolerance on both sides of it.
+        let margin = tolerance.share() * if ratio.is_some() { 1.0 } else { median(a).unwrap_or(0.0).abs() };
+        let (Some(change), none) = (ratio.or(difference), if ratio.is_some() { 1.0 } else { 0.0 }) else {
+            return judged(Verdict::Underpowered, direction != Direction::Neutral);
+        };
+        let may_be_worse = match direction {
+            Direction::Neutral => false,
+            Direction::Lower => !self.enough || change.high > none + margin,
+            Direction::Higher => !self.enough || change.low < none - margin,
+        };
+        let is_decided = self.enough && self.p_value <= self.risk;
+        let verdict = if self.enough && change.is_within(none - margin, none + margin) {
+            Verdict::NoDifference
+        } else if is_decided && (change.is_above(none) || change.is_below(none)) {
+            // The tolerance had its say: here only the side counts.
+            judge(direction, none, change.value, Tolerance(0.0))
+        } else {
+            Verdict::Underpowered
+        };
+        judged(verdict, may_be_worse)
+    }
+}
+
+/// The value that all of them are, where there are several.
+fn all_equal(values: &[f64]) -> Option<f64> {
+    let (&first, rest) = values.split_first()?;
+    // To the bit: nothing that is measured comes out so twice.
+    #[expect(clippy::float_cmp, reason = "runs without any noise")]
+    let agree = !rest.is_empty() && rest.iter().all(|value| *value == first);
+    agree.then_some(first)
 }
 
 #[cfg(test)]

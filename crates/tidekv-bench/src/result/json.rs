@@ -46,7 +46,7 @@ impl Formatter for FlatArrays {
 }
 
 /// What to tell the user of a file that does not parse.
-pub(super) fn explain(bytes: &[u8], error: &serde_json::Error) -> ResultError {
+pub(crate) fn explain(bytes: &[u8], error: &serde_json::Error) -> ResultError {
     let (line, column) = (error.line(), error.column());
     if let Some(token) = token_at(bytes, line, column).filter(|token| is_not_finite(token)) {
         return ResultError::NotFinite { place: format!("{token} at line {line}") };

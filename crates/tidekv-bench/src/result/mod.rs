@@ -9,13 +9,14 @@
 //!     "host":    { "cpu": ... },         where and when: see [`HostInfo`]
 //!     "samples": { "map.2M": { ... } },  what the clock said: see [`Series`]
 //!     "summary": { "map_us": {           the figures: numbers, possibly nested; their names say unit and
-//!                    "p50": 31.2 } }     direction, see [`compare::direction`](crate::compare::direction)
+//!                    "p50": 31.2 } },    direction, see [`compare::direction`](crate::compare::direction)
+//!     "ttft_p50": 31.2, ...              what some benchmarks have besides, for readers of other formats
 //!   }
 //! ```
 //!
 //! - Numbers are finite. A figure that could not be measured is left out, never `null`; a reader refuses
 //!   `NaN`, `Infinity`, numbers beyond 64-bit floating point, and `null` under `summary`.
-//! - A written result is at most [`MAX_KEPT_BYTES`], so that runs can be kept in a repository. When raw values
+//! - A written result is at most [`MAX_KEPT_BYTES`] unless it was asked to hold every answer (`generated_texts`), so that runs can be kept in a repository. When raw values
 //!   would take more, every series is thinned evenly to the same number of values and says so. Percentiles
 //!   are always those of all samples, taken before thinning.
 //! - A reader takes files of at most [`MAX_READ_BYTES`], needs `schema`, `name` and `summary`, takes the other
@@ -40,7 +41,7 @@ use crate::host::HostInfo;
 use crate::stats::Samples;
 
 pub use file::PendingFile;
-pub(crate) use json::render;
+pub(crate) use json::{explain, render};
 pub use series::Series;
 
 /// The value of `schema` in every result that this version writes and reads.
@@ -51,6 +52,9 @@ pub const MAX_READ_BYTES: u64 = 64 << 20;
 
 /// The largest result that is written.
 pub const MAX_KEPT_BYTES: usize = 1 << 20;
+
+/// What every result has.
+pub(crate) const FIELDS: [&str; 6] = ["schema", "name", "args", "host", "samples", "summary"];
 
 /// What a benchmark measured. See the module page for the format.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -66,6 +70,9 @@ pub struct BenchResult {
     pub samples: BTreeMap<String, Series>,
     /// The figures that are reported and compared.
     pub summary: Map<String, Value>,
+    /// What else stands at the top: names that readers of other formats look for. `null` is allowed here.
+    #[serde(flatten)]
+    pub more: Map<String, Value>,
 }
 
 impl BenchResult {
@@ -76,7 +83,7 @@ impl BenchResult {
             return Err(bad_field("args", &"it is not an object"));
         };
         let (schema, name) = (SCHEMA.to_owned(), name.to_owned());
-        Ok(Self { schema, name, args, host, samples: BTreeMap::new(), summary: Map::new() })
+        Ok(Self { schema, name, args, host, samples: BTreeMap::new(), summary: Map::new(), more: Map::new() })
     }
 
     /// Keeps the times of one operation. Without a single sample there is nothing to keep.
@@ -105,6 +112,15 @@ impl BenchResult {
         self.set(path, Value::from(text));
     }
 
+    /// Sets the two ends of an interval, as a list of two numbers.
+    ///
+    /// # Panics
+    ///
+    /// As [`set_figure`](Self::set_figure).
+    pub fn set_interval(&mut self, path: &str, low: f64, high: f64) {
+        self.set(path, Value::from(vec![low, high]));
+    }
+
     fn set(&mut self, path: &str, value: Value) {
         let (parents, leaf) = path.rsplit_once('.').map_or((None, path), |(parents, leaf)| (Some(parents), leaf));
         let mut object = &mut self.summary;
@@ -115,11 +131,21 @@ impl BenchResult {
         object.insert(leaf.to_owned(), value);
     }
 
+    /// Sets a field beside those that every result has.
+    ///
+    /// # Panics
+    ///
+    /// If every result has it already, which is a mistake in the benchmark.
+    pub fn set_more(&mut self, key: &str, value: impl Into<Value>) {
+        assert!(!FIELDS.contains(&key), "{key} is a field of every result");
+        self.more.insert(key.to_owned(), value.into());
+    }
+
     /// The JSON text, ended by a newline and within [`MAX_KEPT_BYTES`].
     pub fn to_json(&self) -> Result<String, ResultError> {
         check_numbers("summary", &Value::Object(self.summary.clone()))?;
         let whole = json::render(self)?;
-        if whole.len() <= MAX_KEPT_BYTES {
+        if whole.len() <= self.max_bytes() {
             return Ok(whole);
         }
         // `fits` is always a number of values that was rendered and found small enough.
@@ -128,7 +154,7 @@ impl BenchResult {
         while fits < too_many {
             let middle = fits + (too_many - fits) / 2;
             let text = json::render(&self.thinned(middle))?;
-            if text.len() <= MAX_KEPT_BYTES {
+            if text.len() <= self.max_bytes() {
                 best = Some(text);
                 fits = middle + 1;
             } else {
@@ -174,6 +200,7 @@ impl BenchResult {
             host: optional(&mut fields, "host")?,
             samples: optional(&mut fields, "samples")?,
             summary: required(&mut fields, "summary")?,
+            more: fields,
         };
         check_numbers("summary", &Value::Object(result.summary.clone()))?;
         Ok(result)
@@ -192,7 +219,14 @@ impl BenchResult {
             host: self.host.clone(),
             samples: self.samples.iter().map(thin).collect(),
             summary: self.summary.clone(),
+            more: self.more.clone(),
         }
+    }
+
+    /// Whoever asks for every answer gets it; such a file is read again, and not kept in a repository.
+    fn max_bytes(&self) -> usize {
+        let is_detailed = self.more.contains_key("generated_texts");
+        if is_detailed { usize::try_from(MAX_READ_BYTES).unwrap_or(usize::MAX) } else { MAX_KEPT_BYTES }
     }
 }
 

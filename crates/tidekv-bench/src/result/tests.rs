@@ -129,6 +129,25 @@ fn a_file_beyond_the_bound_is_refused() {
     assert!(matches!(BenchResult::parse(&bytes), Err(ResultError::TooLargeToRead)));
 }
 
+#[test]
+fn what_stands_besides_is_kept() {
+    let mut result = example();
+    result.set_more("ttft_p50", 1.5);
+    result.set_more("max_concurrency", Value::Null);
+    let back = parse(&result.to_json().unwrap()).unwrap();
+    assert_eq!(back, result);
+    assert_eq!(back.more["max_concurrency"], Value::Null);
+}
+
+#[test]
+fn a_result_with_every_answer_may_be_large() {
+    let mut result = example();
+    result.set_more("errors", "x".repeat(MAX_KEPT_BYTES));
+    assert!(matches!(result.to_json(), Err(ResultError::TooLargeToKeep { .. })));
+    result.set_more("generated_texts", Value::Array(Vec::new()));
+    assert!(result.to_json().unwrap().len() > MAX_KEPT_BYTES);
+}
+
 proptest! {
     #[test]
     fn no_bytes_panic(bytes: Vec<u8>) {
