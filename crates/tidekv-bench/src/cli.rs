@@ -1,5 +1,6 @@
-//! The command line: `kvbench <vmm|alloc|frag|idle|share|map-parallel|tp-ipc|prepare-batch|shm|shm-alloc|shm-lookup|
-//! shm-transfer|hold|compare|completions|man>`.
+//! The command line: `kvbench <vmm|alloc|frag|idle|share|map-parallel|tp-ipc|prepare-batch|router|shm|shm-alloc|
+//! shm-lookup|shm-transfer|serve|mock|overhead|latency-benefit|multi-model|gsm8k|accuracy|links|hold|compare|report|
+//! completions|man>`.
 //!
 //! Each subcommand owns its arguments, its examples and its `run`; this module only lists them. What a
 //! subcommand reports is an [`Outcome`] or an error, and [`exit`](tidekv_cli::exit) turns either into a code.
@@ -12,9 +13,13 @@ use clap::{Parser, Subcommand};
 
 use tidekv_cli::logging;
 
+use crate::links::with_own_name;
 use crate::output::warn;
 use crate::shm::gflags::with_long_flags;
-use crate::{alloc, compare, crew, frag, generate, hold, idle, map_parallel, prepare_batch, share, shm, tp_ipc, vmm};
+use crate::{
+    accuracy, alloc, compare, crew, frag, generate, gsm8k, hold, idle, latency_benefit, links, map_parallel,
+    multi_model, overhead, prepare_batch, report, router, serve, servers, share, shm, tp_ipc, vmm,
+};
 use tidekv_cli::exit::Outcome;
 
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("TIDEKV_COMMIT"), ")");
@@ -38,8 +43,10 @@ Examples:
   kvbench alloc --quick                        # cost of leasing and freeing blocks, a first look
   kvbench share                                # processes that share one budget
   kvbench shm                                  # blocks in shared memory: allocate, look up, copy
+  kvbench serve --port 8000 --request-rate 8   # latency of a server under load
   kvbench vmm --output before.json             # keep the result ...
   kvbench compare before.json after.json --fail-above 10%   # ... and hold a later one against it
+  kvbench report runs/                         # plots and tables of all results in a folder
 
 Exit status: 0 done, 1 the answer is no, 2 error.";
 
@@ -62,6 +69,11 @@ pub enum Command {
     TpIpc(tp_ipc::TpIpcArgs),
     /// Prepare steps: block tables and attention metadata, on the CPU and on a GPU
     PrepareBatch(prepare_batch::PrepareBatchArgs),
+    /// See what the router of `kvctl up` adds to the first token
+    Router(router::RouterArgs),
+    /// Answer requests at once (what `router` starts)
+    #[command(hide = true)]
+    RouterUpstream(router::UpstreamArgs),
     /// Shared memory: the next three, one after the other
     Shm(shm::suite::ShmArgs),
     /// Allocate blocks of shared memory, by system calls and from the arena
@@ -73,6 +85,28 @@ pub enum Command {
     /// Allocate and free beside another process (what `shm-alloc` starts)
     #[command(hide = true)]
     ShmPeer(shm::alloc::PeerArgs),
+    /// Send requests to a server, or to several, and time the answers
+    Serve(Box<serve::ServeArgs>),
+    /// Answer like an engine and compute nothing: a server to try `serve` with
+    Mock(serve::MockArgs),
+    /// Serve with elastic and with static memory, at every rate, and see what elastic costs
+    Overhead(overhead::OverheadArgs),
+    /// Serve models whose peaks do not meet, and see how much sooner elastic memory answers
+    LatencyBenefit(latency_benefit::LatencyBenefitArgs),
+    /// See how many models fit into one budget, and what sharing it costs
+    MultiModel(multi_model::MultiModelArgs),
+    /// Put the problems of GSM8K to a server
+    Gsm8k(gsm8k::Gsm8kArgs),
+    /// Put the same prompts to two servers and compare the answers, token by token
+    Accuracy(accuracy::AccuracyArgs),
+    /// Make links under the names of scripts that people know
+    Links(links::LinksArgs),
+    /// Be kvserve (what benchmarks of serving start)
+    #[command(hide = true, name = "kvserve")]
+    KvServe(servers::kvserve::KvServeArgs),
+    /// Watch over a server (what benchmarks of serving start)
+    #[command(hide = true)]
+    ServerGuard(servers::guard::GuardArgs),
     /// Hold memory under a name, to have something to look at
     Hold(hold::HoldArgs),
     /// Follow orders on standard input (what `share` starts)
@@ -84,8 +118,10 @@ pub enum Command {
     /// Serve a scheduler (what `tp-ipc` starts)
     #[command(hide = true)]
     TpWorker(tp_ipc::TpWorkerArgs),
-    /// Compare two results of one benchmark
+    /// Compare two results of one benchmark, or several runs a side
     Compare(compare::CompareArgs),
+    /// Make one HTML page of all results in a folder
+    Report(report::ReportArgs),
     /// Print completions for a shell
     Completions(generate::CompletionsArgs),
     /// Write the man pages
@@ -95,7 +131,7 @@ pub enum Command {
 impl Cli {
     /// Parses the arguments of this process, program name first.
     pub fn parse_args(args: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
-        Self::try_parse_from(with_long_flags(with_dashes(args).collect()))
+        Self::try_parse_from(with_long_flags(with_dashes(with_own_name(args.into_iter().collect())).collect()))
     }
 
     /// Does what was asked.
@@ -110,16 +146,29 @@ impl Cli {
             Command::MapParallel(args) => map_parallel::run(args),
             Command::TpIpc(args) => tp_ipc::run(args),
             Command::PrepareBatch(args) => prepare_batch::run(args),
+            Command::Router(args) => router::run(args),
+            Command::RouterUpstream(args) => router::run_upstream(args),
             Command::Shm(args) => shm::suite::run(args),
             Command::ShmAlloc(args) => shm::alloc::run(args),
             Command::ShmLookup(args) => shm::lookup::run(args),
             Command::ShmTransfer(args) => shm::transfer::run(args),
             Command::ShmPeer(args) => shm::alloc::run_peer(args),
+            Command::Serve(args) => serve::run(args),
+            Command::Mock(args) => serve::run_mock(args),
+            Command::Overhead(args) => overhead::run(args),
+            Command::LatencyBenefit(args) => latency_benefit::run(args),
+            Command::MultiModel(args) => multi_model::run(args),
+            Command::Gsm8k(args) => gsm8k::run(args),
+            Command::Accuracy(args) => accuracy::run(args),
+            Command::Links(args) => links::run(args),
+            Command::KvServe(args) => servers::kvserve::run(args),
+            Command::ServerGuard(args) => servers::guard::run(args),
             Command::Hold(args) => hold::run(args),
             Command::Worker(args) => crew::run(args),
             Command::MapWorker(args) => map_parallel::run_worker(args),
             Command::TpWorker(args) => tp_ipc::run_worker(args),
             Command::Compare(args) => compare::run(args),
+            Command::Report(args) => report::run(args),
             Command::Completions(args) => generate::completions(args),
             Command::Man(args) => generate::man(args),
         }

@@ -61,6 +61,11 @@ pub struct Output {
 }
 
 impl Output {
+    /// A way out for one of several results, whose flags were checked with those of the first.
+    pub fn unchecked(args: OutputArgs) -> Self {
+        Self { args }
+    }
+
     /// A bar over `steps` where one is wanted and seen.
     pub fn progress(&self, steps: u64) -> Progress {
         Progress::new(steps, !self.args.json && !self.args.quiet)

@@ -42,6 +42,11 @@ impl Progress {
         self.bar.inc(1);
     }
 
+    /// So many steps are over.
+    pub fn at(&self, steps: u64) {
+        self.bar.set_position(steps);
+    }
+
     /// Whether anything is drawn at all.
     pub fn is_hidden(&self) -> bool {
         self.bar.is_hidden()

@@ -37,6 +37,12 @@ impl Random {
         low + u32::try_from((self.next_word() >> 32) % span).unwrap_or(0)
     }
 
+    /// A number above 0 and at most 1, each of 2^53 as likely as any other.
+    #[expect(clippy::cast_precision_loss, reason = "53 bits are exact")]
+    pub fn unit(&mut self) -> f64 {
+        ((self.next_word() >> 11) + 1) as f64 / (1u64 << 53) as f64
+    }
+
     /// Any order of the items, each as likely as any other.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
@@ -70,5 +76,7 @@ mod tests {
         assert_ne!(first(1), first(2));
         assert_eq!(first(7), first(7));
         assert!((0..100).all(|_| (3..=5).contains(&Random::new().between(3, 5))));
+        let mut random = Random::new();
+        assert!((0..1000).map(|_| random.unit()).all(|unit| unit > 0.0 && unit <= 1.0));
     }
 }

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::fs;
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -33,6 +34,12 @@ impl KvBench {
         self
     }
 
+    /// The same in an environment that lacks a variable.
+    pub(crate) fn without(mut self, variable: &str) -> Self {
+        self.0.env_remove(variable);
+        self
+    }
+
     pub(crate) fn output(mut self) -> Output {
         self.0.output().unwrap()
     }
@@ -59,12 +66,14 @@ impl KvBench {
     }
 }
 
-/// A run under way, with a folder for whatever it leaves when it is killed. Ended by whoever drops it, which is to be
-/// done after its processes are gone: they may still be at work in the folder.
+/// A run under way, with a folder for whatever it leaves when it is killed. Ended by whoever drops it, which waits for
+/// what it started as well: that may still be at work in the folder.
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Child,
-    _dir: TempDir,
+    /// What it had started when it was killed.
+    orphans: Vec<u32>,
+    dir: TempDir,
 }
 
 impl Running {
@@ -72,7 +81,7 @@ impl Running {
         let dir = tempfile::tempdir().unwrap();
         let command = command.0.env("KVCACHED_RUNTIME_DIR", dir.path());
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        Self { child, _dir: dir }
+        Self { child, orphans: Vec::new(), dir }
     }
 
     /// The processes that it started, once there are `count`.
@@ -91,8 +100,7 @@ impl Running {
     }
 
     fn children(&self) -> impl Iterator<Item = u32> {
-        let run = self.child.id();
-        processes().filter(move |&pid| parent_of(pid) == Some(run))
+        children_of(self.child.id())
     }
 
     /// Waits for a run that fails, and answers what it says about that.
@@ -101,8 +109,19 @@ impl Running {
         std::io::read_to_string(self.child.stderr.take().unwrap()).unwrap()
     }
 
+    /// The folder of whatever it leaves.
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// As Ctrl-C does.
+    pub(crate) fn interrupt(&self) {
+        kill_process(pid_of(self.child.id()), Signal::INT).unwrap();
+    }
+
     /// Ends the run without a chance to clean up.
     pub(crate) fn kill(&mut self) {
+        self.orphans.extend(descendants_of(self.child.id()));
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
@@ -110,13 +129,29 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
+        self.orphans.extend(descendants_of(self.child.id()));
         let _ = self.child.kill();
         let _ = self.child.wait();
+        for &pid in &self.orphans {
+            has_ended(pid, PATIENCE);
+        }
     }
+}
+
+/// The processes that another one started, and those that they did.
+fn descendants_of(parent: u32) -> Vec<u32> {
+    let children: Vec<u32> = children_of(parent).collect();
+    let further: Vec<u32> = children.iter().copied().flat_map(descendants_of).collect();
+    children.into_iter().chain(further).collect()
 }
 
 pub(crate) fn kill(pid: u32) {
     kill_process(pid_of(pid), Signal::KILL).unwrap();
+}
+
+/// The processes that another one started.
+pub(crate) fn children_of(parent: u32) -> impl Iterator<Item = u32> {
+    processes().filter(move |&pid| parent_of(pid) == Some(parent))
 }
 
 fn processes() -> impl Iterator<Item = u32> {
@@ -161,7 +196,7 @@ fn has_ended(pid: u32, within: Duration) -> bool {
     poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&timeout)).unwrap() == 1
 }
 
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !done() {
         assert!(Instant::now() < deadline, "waited {PATIENCE:?} for {what}");

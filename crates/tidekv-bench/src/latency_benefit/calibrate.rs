@@ -1,0 +1,140 @@
+//! What this machine can do: requests a second when memory is no bound, and the memory in use at a share of that.
+
+use anyhow::Context as _;
+
+use super::Plan;
+use super::scenario::Scenario;
+use crate::lab::Lab;
+use crate::load::data::mixed;
+use crate::load::{Api, Arrivals, Endpoint};
+use crate::progress::Progress;
+use crate::servers::drive::{Answers, Driven, drive, stream};
+use crate::servers::kvserve::{Backend, KvServe, Memory};
+use crate::servers::memory::KvUse;
+use crate::servers::session::Session;
+use crate::servers::{Launch, Server};
+use crate::stats::to_f64;
+
+/// More than any peak needs: of small models on the processor, and of real ones on a GPU.
+const BUDGET: u64 = 1 << 30;
+const BUDGET_ON_GPU: u64 = 24 << 30;
+/// Requests under way that keep any machine busy; what more of them bring is little.
+const BUSY: usize = 48;
+/// A part of the budget is a whole number of these.
+const ROUND_BYTES: u64 = 1 << 20;
+const SEED: u64 = u64::MAX - 2;
+/// On the processor pages of synthetic models are small enough for budgets of a few MiB.
+const CHUNK: &str = "16K";
+/// How long kvserve may take to start; a folder of weights takes a while.
+pub(super) const START_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(600);
+
+/// See the [module](self).
+#[derive(Clone, Debug)]
+pub(super) struct Calibration {
+    /// Requests a second.
+    pub(super) capacity_per_s: f64,
+    /// In use at the first scenario's share of that.
+    pub(super) in_use_bytes: f64,
+    /// What all models may hold together.
+    pub(super) budget_bytes: u64,
+}
+
+impl Calibration {
+    /// Requests a second of a scenario's peak.
+    pub(super) fn rate(&self, scenario: &Scenario) -> f64 {
+        self.capacity_per_s * scenario.offered
+    }
+}
+
+/// A server of model `n`, counted from 0.
+pub(super) fn kvserve(plan: &Plan, lab: &Lab, n: usize, memory: Memory, budget_bytes: u64) -> Launch {
+    let mut kvserve = KvServe::new(lab, &plan.models[n], &plan.names[n], memory, budget_bytes);
+    kvserve.backend = plan.backend;
+    kvserve.variables.clone_from(&plan.variables);
+    let sets_page = |(name, _): &(String, String)| name == "KVCACHED_PAGE_SIZE_MB";
+    if plan.backend == Backend::Cpu && plan.models[n].starts_with("synthetic:") && !plan.variables.iter().any(sets_page)
+    {
+        kvserve.flags = ["--kv-chunk", CHUNK].map(Into::into).to_vec();
+    }
+    Launch::KvServe(kvserve)
+}
+
+pub(super) fn calibrate(plan: &Plan, session: &Session, progress: &Progress) -> anyhow::Result<Calibration> {
+    progress.now("measuring the machine");
+    let scenario = &plan.scenarios[0];
+    let lab = Lab::new()?;
+    let most = if plan.backend == Backend::Cpu { BUDGET } else { BUDGET_ON_GPU };
+    let server = Server::start(&kvserve(plan, &lab, 0, Memory::Elastic, most), START_TIMEOUT, session)?;
+    let endpoint = Endpoint::new(server.url().clone(), Api::Completions, &plan.names[0]);
+    let run = |requests: usize, arrivals: Option<f64>, nth: u64| {
+        let way = arrivals.map_or(Arrivals::Immediately, Arrivals::poisson);
+        let mut stream = stream("calibration", endpoint.clone(), scenario.lengths(), requests, way);
+        stream.max_concurrency = arrivals.is_none().then_some(BUSY);
+        drive(session, vec![stream], mixed(plan.seed, SEED - nth))
+    };
+    let per_s = |driven: &Driven| {
+        let answers = Answers::of(driven, 0);
+        let why = answers.first_failure.clone().unwrap_or_default();
+        answers.requests_per_s().with_context(|| format!("measuring the machine: {why}"))
+    };
+    // The first look warms up and says how many requests the second takes.
+    let first = per_s(&run(BUSY, None, 0)?)?;
+    let capacity_per_s = per_s(&run(requests_in(first, plan, BUSY), None, 1)?)?;
+    let offered_per_s = capacity_per_s * scenario.offered;
+    let driven = run(requests_in(offered_per_s, plan, 1), Some(offered_per_s), 2)?;
+    // Nothing was in use whenever somebody looked: a load so small fits into the smallest budget.
+    let in_use_bytes = height(driven.memory.first().map_or(&[], Vec::as_slice)).unwrap_or(0.0);
+    progress.step();
+    let budget_bytes = match plan.kv_budget_bytes {
+        Some(bytes) => bytes,
+        None => budget(in_use_bytes / scenario.peak_need, scenario.models),
+    };
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of a u64, not negative")]
+    let budget_bytes = (to_f64(budget_bytes) * plan.utilization) as u64;
+    Ok(Calibration { capacity_per_s, in_use_bytes, budget_bytes })
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded and clamped")]
+fn requests_in(per_s: f64, plan: &Plan, least: usize) -> usize {
+    let requests = (per_s * plan.calibration().as_secs_f64()).round().clamp(1.0, 1e6) as usize;
+    requests.max(least)
+}
+
+/// What is in use at the height of a load: nine looks of ten are below it, once it has built up.
+fn height(looks: &[KvUse]) -> Option<f64> {
+    let built_up: Vec<f64> = looks[looks.len() / 3..].iter().map(|look| look.used).collect();
+    crate::statistics::quantile(&built_up, 0.9).filter(|&bytes| bytes > 0.0)
+}
+
+/// A budget of at least `bytes` that divides evenly.
+fn budget(bytes: f64, models: usize) -> u64 {
+    let unit = ROUND_BYTES * u64::try_from(models).unwrap_or(1);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "bytes in use: not negative, far below 2^53"
+    )]
+    let units = (bytes / to_f64(unit)).ceil() as u64;
+    unit * units.max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_is_enough_and_divides() {
+        assert_eq!(budget(10.0 * 1048576.0, 3), 12 << 20);
+        assert_eq!(budget(1.0, 3), 3 << 20);
+    }
+
+    #[test]
+    fn the_height_is_of_what_has_built_up() {
+        let look = |used| KvUse { used, held: 0.0 };
+        let mut looks = vec![look(0.0); 10];
+        looks.extend([look(100.0); 20]);
+        assert_eq!(height(&looks), Some(100.0));
+        assert_eq!(height(&[look(0.0)]), None);
+        assert_eq!(height(&[]), None);
+    }
+}

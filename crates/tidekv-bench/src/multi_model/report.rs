@@ -1,0 +1,85 @@
+//! Figures and tables.
+
+use serde_json::{Map, Value};
+
+use super::Plan;
+use super::fit::Counted;
+use super::measure::Measured;
+use crate::overhead::report::{VALUE_HEADER, add_ratios, ratio_cells, row_verdict, side, together, value_row};
+use crate::result::BenchResult;
+use crate::stats::to_f64;
+use crate::table::{Table, format_figure};
+
+const NAMES: [&str; 2] = ["static", "elastic"];
+
+pub(super) fn fill(result: &mut BenchResult, counted: &[Counted; 2], measured: &[Measured]) {
+    let [fixed, elastic] = counted.each_ref().map(|side| to_f64(side.serving as u64));
+    result.set_figure("models_static", fixed);
+    result.set_figure("models_elastic", elastic);
+    if fixed > 0.0 {
+        result.set_figure("models_ratio", elastic / fixed);
+    }
+    let profile = |measured: &Measured| {
+        let mut entry = Map::from_iter([("name".to_owned(), measured.profile.into())]);
+        add_ratios(&mut entry, &measured.figures);
+        for (name, slices) in NAMES.iter().zip(&measured.slices) {
+            entry.insert((*name).to_owned(), side(&together(slices)));
+        }
+        Value::from(entry)
+    };
+    result.summary.insert("profiles".to_owned(), measured.iter().map(profile).collect());
+    for measured in measured {
+        for (name, slices) in NAMES.iter().zip(&measured.slices) {
+            let all = together(slices);
+            for (figure, times) in [("ttft", &all.ttft), ("itl", &all.itl), ("e2e", &all.e2e)] {
+                result.add_times(format!("{}.{name}.{figure}", measured.profile), times);
+            }
+        }
+    }
+}
+
+pub(super) fn tables(plan: &Plan, counted: &[Counted; 2], measured: &[Measured]) -> String {
+    let mib = |bytes: u64| format_figure(to_f64(bytes) / f64::from(1 << 20));
+    let mut table = Table::new(&["KV memory", "models that serve", "why no more"]);
+    for (name, side) in NAMES.iter().zip(counted) {
+        let why = match &side.refusal {
+            Some(refusal) => refusal.clone(),
+            None => "nobody asked for more (--max-models)".to_owned(),
+        };
+        table.row(&[(*name).to_owned(), side.serving.to_string(), why]);
+    }
+    let mut text = format!(
+        "Budget {} MiB, a static model holds {} MiB\n\n{}",
+        mib(plan.kv_budget_bytes),
+        mib(plan.model_kv_bytes),
+        table.render()
+    );
+    if measured.is_empty() {
+        return text;
+    }
+    let models = counted[1].serving;
+    let mut ratios = Table::new(&["elastic / static", "throughput", "TTFT p50", "ITL p50", "E2E p50", "verdict"]);
+    let mut values = Table::new(&VALUE_HEADER);
+    for measured in measured {
+        let (word, tone) = row_verdict(&measured.figures);
+        let cells: Vec<String> = [measured.profile.to_owned()]
+            .into_iter()
+            .chain(ratio_cells(&measured.figures))
+            .chain([word.to_owned()])
+            .collect();
+        ratios.coloured_row(&cells, tone);
+        for (name, slices) in NAMES.iter().zip(&measured.slices) {
+            values.row(&value_row(measured.profile.to_owned(), name, &together(slices)));
+        }
+    }
+    text += &format!(
+        "\n{models} elastic models on one budget beside {models} static ones with a budget each ({} times the memory):\n\n{}\n{}",
+        models,
+        ratios.render(),
+        values.render()
+    );
+    text + &format!(
+        "\nThe median of {} pairs of slices and its 95 % interval, by the bootstrap over pairs.\n",
+        plan.pairs
+    )
+}

@@ -1,0 +1,250 @@
+//! Figures and tables.
+
+use serde_json::{Map, Value, json};
+
+use super::judge::{CellVerdict, FIGURES, Figures, Judgement};
+use super::measure::Measured;
+use super::plan::{Plan, Point};
+use crate::compare::judge::Verdict;
+use crate::result::BenchResult;
+use crate::servers::drive::Answers;
+use crate::servers::memory::MemorySummary;
+use crate::stats::{Samples, to_f64};
+use crate::table::{Table, Tone, format_figure, format_ns};
+
+/// All slices of one side at one point.
+pub(crate) fn together(slices: &[Answers]) -> Answers {
+    let mut all = Answers::default();
+    slices.iter().for_each(|slice| all.extend(slice));
+    all.memory = MemorySummary::over(slices.iter().filter_map(|slice| slice.memory));
+    all
+}
+
+pub(super) fn fill(result: &mut BenchResult, plan: &Plan, measured: &Measured, judged: &Judgement) {
+    let mut profiles: Vec<Value> = Vec::new();
+    for (index, profile) in plan.profiles.iter().enumerate() {
+        let cells = judged.cells.iter().zip(&measured.cells).filter(|(cell, _)| cell.cell.profile == index);
+        let rates: Vec<Value> = cells.map(|(cell, slices)| point(plan, cell, slices)).collect();
+        profiles.push(json!({"name": profile.name, "lengths": profile.lengths, "rates": rates}));
+    }
+    result.set_more("sweep", sweep(plan, measured, judged));
+    if let Some(first) = profiles.first() {
+        result.summary.insert("rates".to_owned(), first["rates"].clone());
+    }
+    result.summary.insert("profiles".to_owned(), profiles.into());
+    result.set_figure("failed", to_f64(judged.failed as u64));
+    result.set_text("verdict", &judged.verdict());
+    for (cell, sides) in judged.cells.iter().zip(&measured.cells) {
+        for (name, slices) in plan.names.iter().zip(sides) {
+            let all = together(slices);
+            let place = format!("{}.{}.{name}", plan.profiles[cell.cell.profile].name, label(cell.cell.point));
+            for (figure, times) in [("ttft", &all.ttft), ("itl", &all.itl), ("e2e", &all.e2e)] {
+                result.add_times(format!("{place}.{figure}"), times);
+            }
+        }
+    }
+}
+
+/// One row for each slice: what `kvbench report` plots.
+fn sweep(plan: &Plan, measured: &Measured, judged: &Judgement) -> Vec<Value> {
+    let mut rows = Vec::new();
+    for (cell, sides) in judged.cells.iter().zip(&measured.cells) {
+        for (name, slices) in plan.names.iter().zip(sides) {
+            for (repeat, slice) in slices.iter().enumerate() {
+                let mut row = Map::from_iter([
+                    ("profile".to_owned(), plan.profiles[cell.cell.profile].name.into()),
+                    ("arm".to_owned(), (*name).into()),
+                    ("repeat".to_owned(), repeat.into()),
+                ]);
+                row.insert(
+                    "request_rate".to_owned(),
+                    match cell.cell.point {
+                        Point::Rate(rate) => rate.into(),
+                        Point::Saturated(_) => "inf".into(),
+                    },
+                );
+                row.extend(slice.requests_per_s().map(|value| ("throughput".to_owned(), value.into())));
+                for (figure, times, percent) in [
+                    ("ttft_p50", &slice.ttft, 50),
+                    ("ttft_p99", &slice.ttft, 99),
+                    ("itl_p50", &slice.itl, 50),
+                    ("e2e_p50", &slice.e2e, 50),
+                ] {
+                    row.extend(times.percentile(percent).map(|ns| (figure.to_owned(), (to_f64(ns) / 1e6).into())));
+                }
+                rows.push(row.into());
+            }
+        }
+    }
+    rows
+}
+
+fn label(point: Point) -> String {
+    match point {
+        Point::Rate(rate) => rate.to_string(),
+        Point::Saturated(_) => "inf".to_owned(),
+    }
+}
+
+/// One entry of `rates`.
+fn point(plan: &Plan, cell: &CellVerdict, slices: &[Vec<Answers>; 2]) -> Value {
+    let mut entry = Map::new();
+    match cell.cell.point {
+        Point::Rate(rate) => entry.insert("rate".to_owned(), rate.into()),
+        Point::Saturated(under_way) => {
+            entry.insert("concurrency".to_owned(), under_way.into());
+            entry.insert("rate".to_owned(), "inf".into())
+        }
+    };
+    add_ratios(&mut entry, &cell.figures);
+    for (name, slices) in plan.names.iter().zip(slices) {
+        entry.insert((*name).to_owned(), side(&together(slices)));
+    }
+    entry.into()
+}
+
+/// `*_ratio`, `ci` and `verdicts` of a comparison.
+pub(crate) fn add_ratios(entry: &mut Map<String, Value>, figures: &Figures) {
+    let (mut intervals, mut verdicts) = (Map::new(), Map::new());
+    for (figure, judged) in FIGURES.iter().zip(figures) {
+        let Some(judged) = judged else { continue };
+        verdicts.insert(figure.name.to_owned(), judged.verdict.to_string().into());
+        if let Some(ratio) = judged.ratio {
+            entry.insert(format!("{}_ratio", figure.name), ratio.value.into());
+            intervals.insert(figure.name.to_owned(), json!([ratio.low, ratio.high]));
+        }
+    }
+    entry.insert("ci".to_owned(), intervals.into());
+    entry.insert("verdicts".to_owned(), verdicts.into());
+}
+
+/// A side's own figures.
+pub(crate) fn side(all: &Answers) -> Value {
+    let mut figures = Map::new();
+    let mut set = |name: &str, value: Option<f64>| {
+        if let Some(value) = value.filter(|value| value.is_finite()) {
+            figures.insert(name.to_owned(), value.into());
+        }
+    };
+    set("requests_per_s", all.requests_per_s());
+    set("tokens_per_s", all.tokens_per_s());
+    for (name, times) in [("ttft", &all.ttft), ("itl", &all.itl), ("e2e", &all.e2e)] {
+        let Some(percentiles) = times.percentiles() else { continue };
+        set(&format!("{name}_p50_ms"), Some(to_f64(percentiles.p50) / 1e6));
+        set(&format!("{name}_p99_ms"), Some(to_f64(percentiles.p99) / 1e6));
+    }
+    if let Some(memory) = all.memory {
+        set("kv_used_mean_bytes", Some(memory.mean.used));
+        set("kv_used_peak_bytes", Some(memory.peak.used));
+        set("kv_held_mean_bytes", Some(memory.mean.held));
+        set("kv_held_peak_bytes", Some(memory.peak.held));
+        set("kv_utilization", memory.utilization());
+    }
+    figures.into()
+}
+
+/// A table for each profile, and the verdict.
+pub(super) fn tables(plan: &Plan, measured: &Measured, judged: &Judgement) -> String {
+    let mut text = format!("A {} ({}), B {} ({})\n", plan.names[0], plan.a, plan.names[1], plan.b);
+    for (index, profile) in plan.profiles.iter().enumerate() {
+        let lengths = profile.lengths;
+        text += &format!("\n{}: {} tokens in, {} out\n\n", profile.name, lengths.input, lengths.output);
+        let cells = || judged.cells.iter().zip(&measured.cells).filter(|(cell, _)| cell.cell.profile == index);
+        text += &ratios(plan, &mut cells());
+        text += "\n";
+        text += &values(plan, &mut cells());
+    }
+    text += &format!(
+        "\nB over A: the median of {} pairs of slices and its 95 % interval, by the bootstrap over pairs.\nVerdict: {}\n",
+        plan.pairs,
+        judged.verdict()
+    );
+    text
+}
+
+type Cells<'a> = dyn Iterator<Item = (&'a CellVerdict, &'a [Vec<Answers>; 2])> + 'a;
+
+fn ratios(plan: &Plan, cells: &mut Cells<'_>) -> String {
+    let header = format!("{} / {}", plan.names[1], plan.names[0]);
+    let mut table = Table::new(&[header.as_str(), "throughput", "TTFT p50", "ITL p50", "E2E p50", "verdict"]);
+    for (cell, _) in cells {
+        let mut row = vec![point_name(cell.cell.point)];
+        row.extend(ratio_cells(&cell.figures));
+        let (word, tone) = row_verdict(&cell.figures);
+        row.push(word.to_owned());
+        table.coloured_row(&row, tone);
+    }
+    table.render()
+}
+
+/// Ratios with their intervals, as a table has them.
+pub(crate) fn ratio_cells(figures: &Figures) -> [String; FIGURES.len()] {
+    figures.map(|judged| match judged.and_then(|judged| judged.ratio) {
+        Some(ratio) => format!("{:.3} [{:.3}, {:.3}]", ratio.value, ratio.low, ratio.high),
+        None => "-".to_owned(),
+    })
+}
+
+/// The worst of a row.
+pub(crate) fn row_verdict(figures: &Figures) -> (&'static str, Option<Tone>) {
+    let any = |verdict| figures.iter().flatten().any(|judged| judged.verdict == verdict);
+    if any(Verdict::Worse) {
+        ("overhead", Some(Tone::Bad))
+    } else if any(Verdict::Underpowered) {
+        ("underpowered", None)
+    } else {
+        ("none", Some(Tone::Good))
+    }
+}
+
+fn values(plan: &Plan, cells: &mut Cells<'_>) -> String {
+    let mut table = Table::new(&VALUE_HEADER);
+    for (cell, slices) in cells {
+        for (name, slices) in plan.names.iter().zip(slices) {
+            table.row(&value_row(point_name(cell.cell.point), name, &together(slices)));
+        }
+    }
+    table.render()
+}
+
+/// Above [`value_row`].
+pub(crate) const VALUE_HEADER: [&str; 10] =
+    ["", "side", "req/s", "tok/s", "TTFT p50", "ITL p50", "E2E p50", "E2E p99", "KV used / held (mean)", "(peak)"];
+
+/// A side's own figures, as a table has them.
+pub(crate) fn value_row(place: String, side: &str, all: &Answers) -> [String; VALUE_HEADER.len()] {
+    let missing = || "-".to_owned();
+    let figure = |value: Option<f64>| value.map_or_else(missing, format_figure);
+    let time = |times: &Samples, percent| times.percentile(percent).map_or_else(missing, |ns| format_ns(to_f64(ns)));
+    let [mean, peak] = memory_cells(all.memory);
+    [
+        place,
+        side.to_owned(),
+        figure(all.requests_per_s()),
+        figure(all.tokens_per_s()),
+        time(&all.ttft, 50),
+        time(&all.itl, 50),
+        time(&all.e2e, 50),
+        time(&all.e2e, 99),
+        mean,
+        peak,
+    ]
+}
+
+/// Used over held in MiB, mean and peak.
+fn memory_cells(memory: Option<MemorySummary>) -> [String; 2] {
+    let Some(memory) = memory else { return ["-", "-"].map(str::to_owned) };
+    let mib = |bytes: f64| format_figure(bytes / f64::from(1 << 20));
+    let percent = memory.utilization().map_or_else(String::new, |part| format!(" ({:.0} %)", part * 100.0));
+    [
+        format!("{} / {} MiB{percent}", mib(memory.mean.used), mib(memory.mean.held)),
+        format!("{} / {} MiB", mib(memory.peak.used), mib(memory.peak.held)),
+    ]
+}
+
+fn point_name(point: Point) -> String {
+    match point {
+        Point::Rate(rate) => format!("{rate}/s"),
+        Point::Saturated(under_way) => format!("saturated ({under_way})"),
+    }
+}

@@ -1,0 +1,147 @@
+//! Sending requests and what a comparison needs of the answers.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+
+use super::memory::{KvUse, MemorySummary, Watch};
+use super::session::Session;
+use crate::load::data::{Form, RandomData, Vocabulary};
+use crate::load::{self, Arrivals, Control, Dataset, Endpoint, Record, Scenario, Stream};
+use crate::stats::{Samples, to_f64};
+
+/// Connections that are open before the first request.
+const WARM_CONNECTIONS: usize = 8;
+
+/// How long prompts and answers are, in tokens; both scatter by `spread`, a share.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct Lengths {
+    /// Tokens of a prompt.
+    pub input: u32,
+    /// Tokens of an answer.
+    pub output: u32,
+    /// 0 for all alike, 0.5 for half as long up to half as long again.
+    pub spread: f64,
+}
+
+/// Random prompts of these lengths to one model.
+pub fn stream(name: &str, endpoint: Endpoint, lengths: Lengths, requests: usize, arrivals: Arrivals) -> Stream {
+    let data = Dataset::Random(RandomData {
+        input_tokens: lengths.input,
+        output_tokens: lengths.output,
+        range_ratio: lengths.spread,
+        prefix_tokens: 0,
+        form: Form::Tokens,
+        vocabulary: Vocabulary::default(),
+    });
+    let mut stream = Stream::new(name, endpoint, data);
+    stream.requests = Some(requests);
+    stream.arrivals = arrivals;
+    stream.sampling.ignore_eos = true;
+    stream
+}
+
+/// What was seen of a run: the records, and each stream's server's memory.
+#[derive(Debug)]
+pub struct Driven {
+    /// In the order in which they ended.
+    pub records: Vec<Record>,
+    /// By stream; empty where the server does not say.
+    pub memory: Vec<Vec<KvUse>>,
+}
+
+/// Sends the requests of `streams`, on one clock, and waits for all answers.
+///
+/// # Errors
+/// When the streams make no schedule, nobody listens, or somebody interrupts.
+pub fn drive(session: &Session, streams: Vec<Stream>, seed: u64) -> anyhow::Result<Driven> {
+    for stream in &streams {
+        session.client().warm(&stream.endpoint, WARM_CONNECTIONS)?;
+    }
+    let urls = streams.iter().map(|stream| stream.endpoint.base_url.clone()).collect();
+    let schedule = load::plan(&Scenario { streams }, seed)?;
+    let watch = Watch::begin(session, urls).context("a thread to watch memory with")?;
+    let control = Control { cancel: session.cancel().clone(), ..Control::default() };
+    let run = session.client().run(&schedule, &control);
+    let memory = watch.end();
+    ensure!(!session.is_interrupted(), "interrupted: the servers are stopped, and no result was written");
+    Ok(Driven { records: run.records, memory })
+}
+
+/// Latencies and throughput of some answers.
+#[derive(Clone, Debug, Default)]
+pub struct Answers {
+    /// From the intended send to the first token, so that waiting counts wherever it happens.
+    pub ttft: Samples,
+    /// Between tokens.
+    pub itl: Samples,
+    /// From the intended send to the last token.
+    pub e2e: Samples,
+    /// Answers that are whole.
+    pub completed: usize,
+    /// The others.
+    pub failed: usize,
+    /// Why the first of them did.
+    pub first_failure: Option<String>,
+    /// Tokens made.
+    pub output_tokens: u64,
+    /// From the first intended send to the last end.
+    pub duration: Duration,
+    /// What the pool held meanwhile, where that is known.
+    pub memory: Option<MemorySummary>,
+}
+
+impl Answers {
+    /// Of the records of one stream.
+    pub fn of(driven: &Driven, stream: usize) -> Self {
+        let mut answers = Self { memory: MemorySummary::of(&driven.memory[stream]), ..Self::default() };
+        let (mut first, mut last) = (u64::MAX, 0);
+        for record in driven.records.iter().filter(|record| record.stream == stream) {
+            first = first.min(record.intended_ns);
+            last = last.max(record.done_ns);
+            if let Some(failure) = &record.failure {
+                answers.failed += 1;
+                answers.first_failure.get_or_insert_with(|| failure.to_string());
+                continue;
+            }
+            answers.completed += 1;
+            answers.output_tokens += record.output_tokens();
+            answers.add_times(record);
+        }
+        answers.duration = Duration::from_nanos(last.saturating_sub(first));
+        answers
+    }
+    fn add_times(&mut self, record: &Record) {
+        if let (Some(first), Some(last)) = (record.first_token_ns(), record.last_token_ns()) {
+            self.ttft.push(first.saturating_sub(record.intended_ns));
+            self.e2e.push(last.saturating_sub(record.intended_ns));
+        }
+        record.gaps_ns().into_iter().for_each(|gap_ns| self.itl.push(gap_ns));
+    }
+
+    /// Whole answers a second, or `None` without any.
+    pub fn requests_per_s(&self) -> Option<f64> {
+        let seconds = self.duration.as_secs_f64();
+        (self.completed > 0 && seconds > 0.0).then(|| to_f64(self.completed as u64) / seconds)
+    }
+
+    /// Tokens a second, or `None` without any.
+    pub fn tokens_per_s(&self) -> Option<f64> {
+        let seconds = self.duration.as_secs_f64();
+        (self.output_tokens > 0 && seconds > 0.0).then(|| to_f64(self.output_tokens) / seconds)
+    }
+
+    /// Adds what another slice saw; its memory is the caller's to combine.
+    pub fn extend(&mut self, other: &Self) {
+        self.ttft.extend(&other.ttft);
+        self.itl.extend(&other.itl);
+        self.e2e.extend(&other.e2e);
+        self.completed += other.completed;
+        self.failed += other.failed;
+        self.output_tokens += other.output_tokens;
+        self.duration += other.duration;
+        if self.first_failure.is_none() {
+            self.first_failure.clone_from(&other.first_failure);
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Asking for whole answers, in the order of the questions: what accuracy is measured on.
+
+use std::num::NonZero;
+
+use anyhow::ensure;
+use serde_json::{Map, Value};
+
+use super::drive::drive;
+use super::session::Session;
+use crate::load::{Dataset, Endpoint, Item, Stream};
+
+/// How answers are to be made. Greedy in any case: two runs that sample cannot be compared text by text.
+#[derive(Clone, Debug)]
+pub struct Asking {
+    /// Longest answer, in tokens.
+    pub max_tokens: u32,
+    /// Texts that end an answer.
+    pub stop: Vec<String>,
+    /// Whether an answer goes on to its full length.
+    pub ignore_eos: bool,
+    /// Questions under way at a time.
+    pub parallel: NonZero<usize>,
+}
+
+/// One answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TextAnswer {
+    /// What was said; the reason where nothing was.
+    pub text: Result<String, String>,
+    /// How long it is.
+    pub tokens: u64,
+}
+
+/// Answers in the order of the questions, and how long all of them took.
+#[derive(Clone, Debug)]
+pub struct TextAnswers {
+    /// One for each question.
+    pub answers: Vec<TextAnswer>,
+    /// Seconds from the first question to the last answer.
+    pub seconds: f64,
+}
+
+/// Asks all questions.
+///
+/// # Errors
+/// When nobody listens, somebody interrupts, or not a single answer came.
+pub fn ask(session: &Session, endpoint: Endpoint, items: Vec<Item>, asking: &Asking) -> anyhow::Result<TextAnswers> {
+    let count = items.len();
+    let mut stream = Stream::new("questions", endpoint, Dataset::Items(items));
+    stream.requests = Some(count);
+    stream.max_concurrency = Some(asking.parallel.get());
+    stream.keep_text = true;
+    stream.sampling.max_tokens = asking.max_tokens;
+    stream.sampling.ignore_eos = asking.ignore_eos;
+    stream.sampling.top_p = Some(1.0);
+    if !asking.stop.is_empty() {
+        stream.sampling.extra_body = Map::from_iter([("stop".to_owned(), Value::from(asking.stop.clone()))]);
+    }
+    let driven = drive(session, vec![stream], 0)?;
+    let unanswered = || TextAnswer { text: Err("it was never sent".to_owned()), tokens: 0 };
+    let mut answers = vec![unanswered(); count];
+    let (mut first, mut last) = (u64::MAX, 0);
+    for record in &driven.records {
+        first = first.min(record.sent_ns);
+        last = last.max(record.done_ns);
+        let text = match &record.failure {
+            None => Ok(record.text.clone().unwrap_or_default()),
+            Some(failure) => Err(failure.to_string()),
+        };
+        answers[record.index] = TextAnswer { text, tokens: record.output_tokens() };
+    }
+    let failure = answers.iter().find_map(|answer| answer.text.as_ref().err());
+    let all_failed = answers.iter().all(|answer| answer.text.is_err());
+    ensure!(
+        count == 0 || !all_failed,
+        "not one of {count} questions was answered: {}",
+        failure.map_or("", String::as_str)
+    );
+    Ok(TextAnswers { answers, seconds: crate::stats::to_f64(last.saturating_sub(first)) / 1e9 })
+}
