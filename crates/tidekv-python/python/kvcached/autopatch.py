@@ -1,41 +1,43 @@
-"""Changing engines when they are imported, where ``KVCACHED_AUTOPATCH`` asks for it."""
+"""Giving the engines that are installed elastic memory, where the switches ask for it.
+
+Engines call their plugin by themselves (``tidekv_plugins``); this is the same by hand, under kvcached's name.
+"""
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib
 import os
 
-from kvcached.integration.patch_base import PatchManager, enable_kvcached
-from kvcached.utils import KVCachedConfigError, get_kvcached_logger
+import tidekv_plugins
+
+from kvcached.integration.patch_base import PatchManager
+from kvcached.integration.versions import SUPPORT, installed
+from kvcached.utils import get_kvcached_logger
 
 __all__ = ["autopatch_all"]
 
 logger = get_kvcached_logger()
 
 ENGINES: dict[str, PatchManager] = {}
-"""What there is for each engine. An adapter registers its changes here."""
+"""Changes of one's own to an engine, made after ours."""
 
 
 def autopatch_all() -> dict[str, dict[str, bool]]:
-    """Applies what is registered to the engines that are installed: engine -> change -> made.
+    """Puts the adapters into the engines that are installed: engine -> change -> made.
 
-    Does nothing without ``KVCACHED_AUTOPATCH``. An engine that is installed and has no adapter is named; with
-    ``ENABLE_KVCACHED`` on that is an error, because it would run with its own memory.
+    Does nothing unless ``ENABLE_KVCACHED`` is on; ``KVCACHED_AUTOPATCH=1`` without it is told so. An engine whose version
+    cannot be used is one error that says why: it would run with its own memory.
     """
-    if os.environ.get("KVCACHED_AUTOPATCH", "false").lower() not in ("true", "1"):
+    if not tidekv_plugins.is_wanted():
+        if os.environ.get("KVCACHED_AUTOPATCH", "false").strip().lower() in ("true", "1"):
+            logger.warning("KVCACHED_AUTOPATCH is on and ENABLE_KVCACHED is not: engines run with their own memory")
         return {}
     done: dict[str, dict[str, bool]] = {}
-    for engine in ("vllm", "sglang"):
-        try:
-            version = importlib.metadata.version(engine)
-        except importlib.metadata.PackageNotFoundError:
+    for engine in SUPPORT:
+        if installed(engine) is None:
             continue
-        manager = ENGINES.get(engine)
-        if manager is not None:
-            done[engine] = manager.apply_all_patches()
-            continue
-        message = f"{engine} {version} is installed and this version has no adapter for it: it runs with its own memory"
-        if enable_kvcached():
-            raise KVCachedConfigError(f"{message}. Unset ENABLE_KVCACHED to accept that, or call kvcached.integration yourself")
-        logger.warning("%s", message)
+        importlib.import_module(f"kvcached.integration.{engine}.plugin").register()
+        done[engine] = {"plugin": True}
+        if engine in ENGINES:
+            done[engine].update(ENGINES[engine].apply_all_patches())
     return done

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
 import json
+import os
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -11,11 +14,13 @@ from typing import Any
 
 import numpy
 import pytest
+import tidekv_plugins
 from kvcached import autopatch, bench_tp_ipc
-from kvcached.integration import patch_base
+from kvcached.integration import capability, patch_base, versions
 from kvcached.integration._views import Arrangement, StridedView, packed
 from kvcached.integration.version_utils import VersionAwarePatch, VersionManager, VersionRange, version_range
 from kvcached.utils import KVCachedConfigError
+from tidekv import check
 
 # ---- views
 
@@ -155,25 +160,79 @@ def test_w23_a_patch_that_fails_is_not_swallowed(monkeypatch: pytest.MonkeyPatch
     assert set(caught.value.failures) == {"Missing", "Raises"}
 
 
-def test_autopatch_does_nothing_unasked_and_pretends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = {"vllm": "0.32.0"}
-
+def pretend_installed(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
     def version(name: str) -> str:
-        if name not in installed:
-            raise autopatch.importlib.metadata.PackageNotFoundError(name)
-        return installed[name]
+        if name not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name]
 
-    monkeypatch.setattr(autopatch.importlib.metadata, "version", version)
-    assert autopatch.autopatch_all() == {}
-    monkeypatch.setenv("KVCACHED_AUTOPATCH", "1")
-    assert autopatch.autopatch_all() == {}
-    monkeypatch.setenv("ENABLE_KVCACHED", "1")
-    with pytest.raises(KVCachedConfigError, match=r"vllm 0\.32\.0 is installed and this version has no adapter"):
-        autopatch.autopatch_all()
-    manager = patch_base.PatchManager("numpy")
-    manager.register_patch(Patch())
-    monkeypatch.setitem(autopatch.ENGINES, "vllm", manager)
-    assert autopatch.autopatch_all() == {"vllm": {"Patch": True}}
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_version_that_is_too_old_is_refused_with_one_sentence(monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+    pretend_installed(monkeypatch, **{engine: "0.4.0"})
+    refused = capability.examine(engine)
+    assert (refused.outcome, refused.usable) == ("refused", False)
+    assert refused.line().startswith(f"{engine} 0.4.0: refused: it is older than {versions.SUPPORT[engine].oldest}: ")
+    assert "\n" not in refused.line() and "unset ENABLE_KVCACHED" in refused.line()
+    with pytest.raises(capability.EngineRefused) as caught:
+        refused.require()
+    assert str(caught.value) == refused.line()
+
+
+def test_an_engine_that_is_missing_and_one_that_lacks_a_point_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_installed(monkeypatch)
+    assert capability.examine("vllm").line().startswith("vllm: not installed. Install vllm")
+    there, moved = capability.look("numbers", "json:loads"), capability.look("words", "json:no.such")
+    gone = capability.look("letters", "no_such_module:x")
+    assert there.missing is None and moved.missing == "json:no.such is not there" and "no_such_module" in str(gone.missing)
+    probe = types.ModuleType("probe")
+    probe.points = lambda: [there, moved]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, versions.SUPPORT["vllm"].probe, probe)
+    refused = capability.examine("vllm", versions.SUPPORT["vllm"].newest)
+    assert "refused: it lacks words (json:no.such is not there). Install vllm" in refused.line()
+    probe.points = lambda: [there]  # type: ignore[attr-defined]
+    newer = capability.examine("vllm", "99.0").require().used()
+    assert newer.line() == f"vllm 99.0: used: numbers; not tested with this version, the newest that is: {versions.SUPPORT['vllm'].newest}"
+    assert newer.as_dict()["tested"] == list(versions.SUPPORT["vllm"].tested)
+
+
+def test_check_answers_with_its_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pretend_installed(monkeypatch, vllm="0.4.0")
+    assert check.main(["vllm"]) == 1
+    assert capsys.readouterr().out.startswith("vllm 0.4.0: refused")
+    assert check.main(["sglang", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["outcome"] == "absent"
+    with pytest.raises(SystemExit, match="2"):
+        check.main(["numpy"])
+
+
+@pytest.mark.parametrize(
+    ("enable", "autopatch_variable", "wanted"),
+    [(None, None, False), (None, "1", False), ("false", "1", False), ("true", None, True), ("1", "TRUE", True), ("1", "0", False)],
+)
+def test_the_switches(
+    monkeypatch: pytest.MonkeyPatch, enable: str | None, autopatch_variable: str | None, wanted: bool
+) -> None:
+    pretend_installed(monkeypatch, vllm="0.4.0")
+    for name, value in (("ENABLE_KVCACHED", enable), ("KVCACHED_AUTOPATCH", autopatch_variable)):
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert tidekv_plugins.is_wanted() is wanted
+    for start in (tidekv_plugins.vllm, autopatch.autopatch_all):
+        if wanted:
+            with pytest.raises(KVCachedConfigError, match="vllm 0.4.0: refused"):
+                start()
+        else:
+            assert not start()
+
+
+def test_plugins_import_nothing_of_ours_while_they_are_off() -> None:
+    script = "import sys, tidekv_plugins as p; p.vllm(); p.sglang(); p.sglang_platform(); print([m for m in sys.modules if m.startswith(('tidekv.', 'kvcached'))])"
+    off = {name: value for name, value in os.environ.items() if name not in ("ENABLE_KVCACHED", "KVCACHED_AUTOPATCH")}
+    done = subprocess.run([sys.executable, "-c", script], env=off, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 # ---- the benchmark
