@@ -1,0 +1,61 @@
+"""What SGLang calls in each of its processes when the switches are on."""
+
+from __future__ import annotations
+
+import os
+
+from kvcached.integration.capability import Capability, EngineRefused, examine
+from kvcached.integration.versions import SUPPORT, installed
+from kvcached.utils import get_kvcached_logger
+
+__all__ = ["platform", "register"]
+
+logger = get_kvcached_logger()
+
+_PLATFORMS = "kvcached.integration.sglang.platform"
+
+
+def platform() -> str | None:
+    """The platform to use; None for SGLang's own, and then `register` says why. SGLang asks while its modules are being imported,
+    so nothing of it may be looked at here."""
+    version = installed("sglang")
+    if version is None or SUPPORT["sglang"].is_too_old(version):
+        return None
+    if os.environ.get("SGLANG_USE_CPU_ENGINE", "0") == "1":
+        return f"{_PLATFORMS}.ElasticCpuPlatform"
+    import torch
+
+    if torch.cuda.is_available():
+        return f"{_PLATFORMS}.ElasticCudaPlatform" if torch.version.hip is None else None
+    others = (getattr(torch, name, None) for name in ("npu", "xpu", "musa", "mps"))
+    if any(other is not None and other.is_available() for other in others):
+        return None
+    return f"{_PLATFORMS}.ElasticHostPlatform"
+
+
+def register() -> None:
+    """Registers the hooks. `EngineRefused` where this SGLang cannot be used: nothing in it has been changed then."""
+    capability = examine("sglang").require()
+    _require_platform(capability)
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from kvcached.integration.sglang.hooks import HOOKS
+
+    for hook in HOOKS:
+        HookRegistry.register(hook.target, hook.function, HookType[hook.kind])
+    logger.info("%s", capability.used().line())
+
+
+def _require_platform(capability: Capability) -> None:
+    """Another platform would make its own pools, and our hooks would have nothing to stand on."""
+    from sglang.srt.platforms import current_platform
+
+    from kvcached.integration.sglang.platform import ElasticPlatform
+
+    if isinstance(current_platform, ElasticPlatform):
+        return
+    reason = f"its platform is {type(current_platform).__name__}, and pools are elastic on CUDA and on the CPU alone"
+    advice = "Unset SGLANG_PLATFORM where it is set, or unset ENABLE_KVCACHED to run it with its own memory"
+    raise EngineRefused(
+        Capability(capability.engine, capability.version, "refused", capability.points, reason, advice)
+    )
