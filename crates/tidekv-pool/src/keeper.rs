@@ -112,10 +112,19 @@ struct Keeper {
 struct Balance {
     /// Pages that only the engine can free.
     evict: u32,
+    /// Those of them that it must free even if requests must make room.
+    firm: u32,
     /// What of the last request the engine had not freed.
     outstanding: u32,
     /// Whether neighbours wait for anything of ours.
     owing: bool,
+}
+
+/// What neighbours are owed.
+struct Owed {
+    pages: u32,
+    /// The part that is owed for what the engine only keeps in case.
+    optional: u32,
 }
 
 impl Keeper {
@@ -175,7 +184,7 @@ impl Keeper {
         let (view, me, mut sleep) = self.maintain(view, me);
         self.obey(&view.entries[me]);
         let (view, me, balance) = self.give_back(view, me);
-        let asked = inner.mailbox.demand(balance.evict, balance.outstanding, inner.page_bytes());
+        let asked = inner.mailbox.demand(balance.evict, balance.firm, balance.outstanding, inner.page_bytes());
         if asked {
             let cause = inner.table.lock().debt_cause();
             inner.account.note(cause.evict_note(inner.bytes_of(balance.evict as usize)));
@@ -261,15 +270,19 @@ impl Keeper {
         let inner = Arc::clone(&self.inner);
         let mut chunk = 1;
         let (mut gave, mut outstanding) = (false, None);
+        let mut firm;
         loop {
             // Also what earlier passes retired and the device is done with now.
             let next_step = inner.drain(u32::MAX).next_step;
             inner.awaited_step.store(next_step.map_or(u64::MAX, |step| step.0), Relaxed);
-            let owed_pages = self.owed_pages(&view, me);
+            let Owed { pages: owed_pages, optional } = self.owed_pages(&view, me);
             let settled = {
                 let mut table = inner.table.lock();
                 let settled = table.settle(owed_pages, neediest(&view, me), chunk);
                 table.publish();
+                // A limit is firm, whatever neighbours would be glad to have.
+                let optional = if table.debt_cause() == Cause::Limit { 0 } else { optional };
+                firm = settled.evict.saturating_sub(optional);
                 settled
             };
             let outstanding = *outstanding.get_or_insert(settled.outstanding);
@@ -282,7 +295,7 @@ impl Keeper {
                     inner.account.tally.reclaims.fetch_add(1, Relaxed);
                 }
                 self.asked = if owed_pages > 0 { settled.evict } else { 0 };
-                return (view, me, Balance { evict: settled.evict, outstanding, owing: owed_pages > 0 });
+                return (view, me, Balance { evict: settled.evict, firm, outstanding, owing: owed_pages > 0 });
             }
             gave |= owed_pages > 0;
             inner.drain(u32::MAX);
@@ -293,13 +306,17 @@ impl Keeper {
         }
     }
 
-    fn owed_pages(&self, view: &LedgerView, me: usize) -> u32 {
+    fn owed_pages(&self, view: &LedgerView, me: usize) -> Owed {
         let mut claims = self.claims(view, me);
+        let pages = |claims: &[PoolClaim]| {
+            let bytes = owed(view.header.budget, claims, me);
+            u32::try_from(bytes.0.div_ceil(self.inner.page_bytes().0)).unwrap_or(u32::MAX)
+        };
+        let firm = pages(&claims).max(self.inner.memory.owed_pages(|| self.inner.spare_pages()));
         // What is only kept in case is not needed: a neighbour that waits has more use for it than our share of the device.
         claims[me].in_use = claims[me].in_use.saturating_sub(self.inner.evictable());
-        let bytes = owed(view.header.budget, &claims, me);
-        let here = u32::try_from(bytes.0.div_ceil(self.inner.page_bytes().0)).unwrap_or(u32::MAX);
-        here.max(self.inner.memory.owed_pages(|| self.inner.spare_pages()))
+        let pages = pages(&claims).max(firm);
+        Owed { pages, optional: pages - firm }
     }
 
     /// All pools, with ourselves as we are now and not as we last said.

@@ -306,7 +306,8 @@ impl KvPool {
 
     /// Says how many of the leased blocks are only kept in case they are asked for again: cached prefixes that no request
     /// uses. They count as used for operators, and not as needed when a neighbour waits: then the engine is asked to evict
-    /// them ([`on_reclaim`](Self::on_reclaim)), also where this pool holds no more than its share.
+    /// them ([`on_reclaim`](Self::on_reclaim)), also where this pool holds no more than its share; that part of a request is
+    /// not firm ([`ReclaimRequest::firm_pages`]), so no running request need make room for it.
     ///
     /// Costs one store; call it whenever the number changes.
     pub fn set_evictable(&self, blocks: u32) {
@@ -338,7 +339,8 @@ impl KvPool {
         let request = self.inner.mailbox.requested();
         // What was freed since counts at once, so that an engine that polls quickly does not evict twice.
         let pages = request.pages.min(self.inner.table.lock().debt());
-        ReclaimRequest { pages, bytes: self.inner.bytes_of(pages as usize), ..request }
+        let firm_pages = pages.saturating_sub(request.pages - request.firm_pages);
+        ReclaimRequest { pages, firm_pages, bytes: self.inner.bytes_of(pages as usize), ..request }
     }
 
     /// An eventfd that is readable while there is a request that nobody has looked at. Forked children close it.

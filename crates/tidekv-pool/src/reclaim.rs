@@ -29,6 +29,9 @@ pub struct ReclaimRequest {
     pub bytes: Bytes,
     /// The same in whole pages.
     pub pages: u32,
+    /// The part of `pages` that is owed even if running requests must make room. The rest is asked for only because the
+    /// engine said that it could evict as much ([`set_evictable`](crate::KvPool::set_evictable)).
+    pub firm_pages: u32,
     /// Grows with every change of the request.
     pub revision: u64,
 }
@@ -72,17 +75,18 @@ impl Mailbox {
         *lock(&self.request)
     }
 
-    /// Says what is owed now, and what of the last request was still `outstanding`. A change that asks for something is
-    /// announced, and so is the same number once more after the engine had freed some; says whether there was one.
-    pub(crate) fn demand(&self, pages: u32, outstanding: u32, page_bytes: Bytes) -> bool {
+    /// Says what is owed now, how much of that is firm, and what of the last request was still `outstanding`. A change that
+    /// asks for something is announced, and so is the same number once more after the engine had freed some; says whether
+    /// there was one.
+    pub(crate) fn demand(&self, pages: u32, firm_pages: u32, outstanding: u32, page_bytes: Bytes) -> bool {
         let unheard = self.unheard.swap(false, Ordering::AcqRel);
         let request = {
             let mut request = lock(&self.request);
-            if request.pages == pages && outstanding == pages && !unheard {
+            if request.pages == pages && request.firm_pages == firm_pages && outstanding == pages && !unheard {
                 return false;
             }
             let bytes = Bytes(page_bytes.0 * u64::from(pages));
-            *request = ReclaimRequest { bytes, pages, revision: request.revision + 1 };
+            *request = ReclaimRequest { bytes, pages, firm_pages, revision: request.revision + 1 };
             *request
         };
         if pages == 0 {
@@ -136,15 +140,29 @@ mod tests {
         mailbox.on_request(Box::new(move |request| sender.send(request).unwrap()));
         assert_eq!(mailbox.requested(), ReclaimRequest::default());
 
-        assert!(mailbox.demand(3, 0, PAGE));
-        assert!(!mailbox.demand(3, 3, PAGE), "no change, no call");
-        assert!(mailbox.demand(3, 1, PAGE), "two were freed, and two more are owed");
-        assert!(mailbox.demand(1, 1, PAGE));
-        assert!(!mailbox.demand(0, 0, PAGE), "nothing left to ask for");
+        assert!(mailbox.demand(3, 3, 0, PAGE));
+        assert!(!mailbox.demand(3, 3, 3, PAGE), "no change, no call");
+        assert!(mailbox.demand(3, 3, 1, PAGE), "two were freed, and two more are owed");
+        assert!(mailbox.demand(1, 1, 1, PAGE));
+        assert!(!mailbox.demand(0, 0, 0, PAGE), "nothing left to ask for");
         let calls: Vec<_> = calls.try_iter().collect();
-        let request = |pages, revision| ReclaimRequest { bytes: Bytes(PAGE.0 * u64::from(pages)), pages, revision };
+        let request = |pages, revision| ReclaimRequest {
+            bytes: Bytes(PAGE.0 * u64::from(pages)),
+            pages,
+            firm_pages: pages,
+            revision,
+        };
         assert_eq!(calls, [request(3, 1), request(3, 2), request(1, 3)]);
         assert_eq!(mailbox.requested(), request(0, 4));
+    }
+
+    #[test]
+    fn a_request_that_becomes_firm_is_announced() {
+        let mailbox = Mailbox::new().unwrap();
+        assert!(mailbox.demand(3, 0, 0, PAGE));
+        assert!(!mailbox.demand(3, 0, 3, PAGE));
+        assert!(mailbox.demand(3, 3, 3, PAGE), "nothing was left to evict, and the neighbour is below its share");
+        assert_eq!(mailbox.requested().firm_pages, 3);
     }
 
     #[test]
@@ -155,8 +173,8 @@ mod tests {
             sender.send(request.pages).unwrap();
             assert_ne!(request.pages, 1, "one page is the panic of this test");
         }));
-        mailbox.demand(1, 0, PAGE);
-        mailbox.demand(2, 1, PAGE);
+        mailbox.demand(1, 1, 0, PAGE);
+        mailbox.demand(2, 2, 1, PAGE);
         assert_eq!(calls.try_iter().collect::<Vec<_>>(), [1, 2]);
     }
 }

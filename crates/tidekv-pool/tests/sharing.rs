@@ -95,6 +95,12 @@ fn what_an_engine_only_keeps_goes_to_a_neighbour_that_waits() {
         device.until("the idle engine is asked", |view| {
             view.by_name("idle", GroupId(0)).is_some_and(|entry| entry.reclaim == pages(3))
         });
+        let request = idle.reclaim_requested();
+        assert_eq!(
+            (request.pages, request.firm_pages),
+            (3, 0),
+            "it is within its share: no request of its own makes room"
+        );
         idle.free(&cached[..3 * BLOCKS as usize], NO_WORK).unwrap();
         idle.set_evictable(BLOCKS);
         waiting.join().unwrap().unwrap();
@@ -117,7 +123,7 @@ fn an_engine_that_polls_sees_the_same_request() {
         let soon = rustix::event::Timespec { tv_sec: 10, tv_nsec: 0 };
         assert_eq!(rustix::event::poll(&mut fds, Some(&soon)).unwrap(), 1);
         let request = rich.reclaim_requested();
-        assert_eq!((request.pages, request.bytes), (2, pages(2)));
+        assert_eq!((request.pages, request.firm_pages, request.bytes), (2, 2, pages(2)));
         // The pages that the engine empties are given back without another word.
         rich.free(&leases[..16], NO_WORK).unwrap();
         waiting.join().unwrap().unwrap();

@@ -8,13 +8,13 @@
 //!
 //! A block is in exactly one of these places; the tests count them after every operation. Memory is short in two ways, and
 //! both end here: the pool has nothing more to give ([`BlocksError::Short`]), or asks for some back
-//! ([`Blocks::owed_pages`]).
+//! ([`Blocks::owed`]).
 
 use std::time::Duration;
 
 use tidekv_batch::{BatchError, BlockTables, IdRun, LeaseError, SeqId};
 use tidekv_core::units::KernelId;
-use tidekv_pool::PoolError;
+use tidekv_pool::{PoolError, ReclaimRequest};
 
 use super::prefix::{PrefixCache, PrefixName};
 use super::sequence::Sequence;
@@ -195,9 +195,9 @@ impl Blocks {
         self.cache.evict(excess.saturating_sub(gone), out);
     }
 
-    /// Pages that the pool asks for.
-    pub(super) fn owed_pages(&self) -> u32 {
-        self.kv.reclaim_requested().pages
+    /// What the pool asks for.
+    pub(super) fn owed(&self) -> ReclaimRequest {
+        self.kv.reclaim_requested()
     }
 
     /// Frees cached blocks because the pool owes `pages` pages: those that empty pages, and where they do not suffice

@@ -226,14 +226,16 @@ impl Worker {
             return;
         }
         loop {
-            let owed = self.blocks.owed_pages();
-            self.is_owing = owed > 0;
-            if owed == 0 {
-                return;
+            let owed = self.blocks.owed().pages;
+            if owed > 0 {
+                let given = self.blocks.give_back(owed);
+                self.report(given);
+                // What is gone cannot be asked for again.
+                self.blocks.kv().set_evictable(self.blocks.cached());
             }
-            let given = self.blocks.give_back(owed);
-            self.report(given);
-            if self.blocks.owed_pages() == 0 || !self.preempt_youngest() {
+            // Cached blocks may lie on pages with others: what they did not free is no reason to stop a request.
+            self.is_owing = self.blocks.owed().firm_pages > 0;
+            if !self.is_owing || !self.preempt_youngest() {
                 return;
             }
         }
