@@ -48,17 +48,25 @@ fn stream(mut bytes: &[u8]) {
 }
 
 fn look(bytes: &[u8]) {
-    let mut order = Order { sequence: 0, epoch: 0, settled: 0, group: GroupId(0), spare_pages: 0, deed: Deed::Ping };
+    let mut order = Order {
+        sequence: 0,
+        epoch: 0,
+        settled: 0,
+        group: GroupId(0),
+        spare_pages: 0,
+        evictable_pages: 0,
+        deed: Deed::Ping,
+    };
     let mut again = Vec::new();
     let as_order = decode_order(bytes, &mut order);
     match as_order {
         Ok(channel) => {
-            let Order { sequence, epoch, settled, group, spare_pages, ref deed } = order;
+            let Order { sequence, epoch, settled, group, spare_pages, evictable_pages, ref deed } = order;
             assert!(sequence > 0);
             if let Deed::Map { pages, .. } | Deed::Unmap { pages, .. } = deed {
                 assert!(pages.len() <= PAGES_MAX);
             }
-            let heading = Heading { epoch, settled, group, spare_pages };
+            let heading = Heading { epoch, settled, group, spare_pages, evictable_pages };
             encode_order(&mut again, sequence, heading, deed, channel).expect("it was read");
             assert_eq!(again, bytes);
         }

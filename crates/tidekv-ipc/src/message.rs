@@ -15,6 +15,8 @@ pub struct Order {
     pub group: GroupId,
     /// Pages of the group that the scheduler could give back now without losing anything, those of this order aside.
     pub spare_pages: u32,
+    /// Pages of the group that hold only what the engine keeps in case it is asked for again.
+    pub evictable_pages: u32,
     /// What to do.
     pub deed: Deed,
 }
@@ -30,6 +32,8 @@ pub struct Heading {
     pub group: GroupId,
     /// See [`Order`].
     pub spare_pages: u32,
+    /// See [`Order`].
+    pub evictable_pages: u32,
 }
 
 /// What to do.
@@ -74,10 +78,8 @@ pub struct Answer {
     pub epoch: u64,
     /// Drawn anew by each start of a worker: another one means that its pages are gone.
     pub instance: u64,
-    /// Pages of the group that neighbours on the worker's device are owed: the scheduler should free as many.
-    pub owed_pages: u32,
-    /// Pages of the group that the ledger of the worker's device would grant now; `u32::MAX` where nobody knows.
-    pub grantable_pages: u32,
+    /// How the group stands on the worker's device.
+    pub balance: Balance,
     /// How it went.
     pub verdict: Verdict,
 }
@@ -85,16 +87,19 @@ pub struct Answer {
 /// How a worker's group stands against its neighbours on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Balance {
-    /// See [`Answer`].
+    /// Pages of the group that neighbours on the worker's device are owed: the scheduler should free as many.
     pub owed_pages: u32,
-    /// See [`Answer`].
+    /// The part of them that is owed even if running requests must make room; the rest is asked for only because the order
+    /// said that as much could be evicted.
+    pub firm_pages: u32,
+    /// Pages of the group that the ledger of the worker's device would grant now; `u32::MAX` where nobody knows.
     pub grantable_pages: u32,
 }
 
 impl Default for Balance {
     /// Nobody is owed anything, and nobody knows what could be had.
     fn default() -> Self {
-        Self { owed_pages: 0, grantable_pages: u32::MAX }
+        Self { owed_pages: 0, firm_pages: 0, grantable_pages: u32::MAX }
     }
 }
 

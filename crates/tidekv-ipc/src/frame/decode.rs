@@ -3,7 +3,7 @@
 use tidekv_core::units::{Bytes, GroupId, PageId, Step};
 
 use super::{Channel, FrameError, HEAD_BYTES, PAGE_ID_BYTES, REFUSALS, at, flag, frame_bytes, kind, u32_at, u64_at};
-use crate::message::{Answer, Deed, Order, REASON_BYTES, Refusal, RefusalKind, Verdict};
+use crate::message::{Answer, Balance, Deed, Order, REASON_BYTES, Refusal, RefusalKind, Verdict};
 
 /// Reads one whole frame as an order. `order` is overwritten, and its list of pages used again; after an error it is a
 /// ping that nobody sent. Says what the connection's frames travel on, where the order is a hello.
@@ -44,7 +44,6 @@ pub fn decode_order(frame: &[u8], order: &mut Order) -> Result<Channel, FrameErr
     if !is_hello {
         frame.zero_u64(at::B)?;
     }
-    frame.zero_u32(at::D)?;
     let sequence = u64_at(frame.head, at::SEQUENCE);
     if sequence == 0 {
         return Err(FrameError::NoSequence);
@@ -55,6 +54,7 @@ pub fn decode_order(frame: &[u8], order: &mut Order) -> Result<Channel, FrameErr
         settled: u64_at(frame.head, at::STAMP),
         group: GroupId(u32_at(frame.head, at::WORD)),
         spare_pages: u32_at(frame.head, at::C),
+        evictable_pages: u32_at(frame.head, at::D),
         deed,
     };
     Ok(if frame.has(flag::RING) { Channel::Ring } else { Channel::Socket })
@@ -84,7 +84,6 @@ pub fn decode_answer(frame: &[u8]) -> Result<Answer, FrameError> {
     if !is_refusal {
         frame.zero_u64(at::A)?;
         frame.zero_u64(at::B)?;
-        frame.zero_u32(at::C)?;
     }
     let sequence = u64_at(frame.head, at::SEQUENCE);
     if sequence == 0 && !is_refusal {
@@ -94,8 +93,11 @@ pub fn decode_answer(frame: &[u8]) -> Result<Answer, FrameError> {
         sequence,
         epoch: u64_at(frame.head, at::EPOCH),
         instance: u64_at(frame.head, at::STAMP),
-        owed_pages: u32_at(frame.head, at::WORD),
-        grantable_pages: u32_at(frame.head, at::D),
+        balance: Balance {
+            owed_pages: u32_at(frame.head, at::WORD),
+            firm_pages: u32_at(frame.head, at::C),
+            grantable_pages: u32_at(frame.head, at::D),
+        },
         verdict,
     })
 }
@@ -132,10 +134,11 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// An unknown kind is named as such, whatever its flags are.
+    /// An unknown kind is named as such, whatever its flags are. Those of a refusal say what sort it is.
     fn flags_of_answer(&self) -> Result<(), FrameError> {
         match self.kind {
-            kind::DONE | kind::HOLDS | kind::REFUSED => self.flags(0),
+            kind::DONE | kind::HOLDS => self.flags(0),
+            kind::REFUSED => Ok(()),
             found => Err(FrameError::Kind { found }),
         }
     }
@@ -168,7 +171,7 @@ impl<'a> Frame<'a> {
         }
         let reason = str::from_utf8(self.body).map_err(|_| FrameError::Reason)?;
         Ok(Refusal {
-            kind: refusal_kind(u32_at(self.head, at::C))?,
+            kind: refusal_kind(self.head[at::FLAGS])?,
             wanted: Bytes(u64_at(self.head, at::A)),
             grantable: Bytes(u64_at(self.head, at::B)),
             reason: reason.to_owned(),
@@ -188,7 +191,7 @@ impl<'a> Frame<'a> {
     }
 }
 
-fn refusal_kind(found: u32) -> Result<RefusalKind, FrameError> {
+fn refusal_kind(found: u8) -> Result<RefusalKind, FrameError> {
     let row = REFUSALS.iter().find(|(number, _)| *number == found);
     row.map(|(_, kind)| *kind).ok_or(FrameError::RefusalKind { found })
 }

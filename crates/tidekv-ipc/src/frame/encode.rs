@@ -22,7 +22,7 @@ pub fn encode_order(
     channel: Channel,
 ) -> Result<(), TooManyPages> {
     let mut head = Head::new(sequence, heading.epoch, heading.settled, heading.group.0);
-    head.put(at::C, &heading.spare_pages.to_le_bytes());
+    head.put(at::C, &heading.spare_pages.to_le_bytes()).put(at::D, &heading.evictable_pages.to_le_bytes());
     let pages: &[PageId] = match deed {
         Deed::Hello { stage, rank } => {
             let flags = if channel == Channel::Ring { flag::RING } else { 0 };
@@ -58,8 +58,9 @@ pub fn encode_order(
 
 /// Replaces `out` by the frame of an answer. A reason that is too long is cut.
 pub fn encode_answer(out: &mut Vec<u8>, answer: &Answer) -> Result<(), TooManyPages> {
-    let mut head = Head::new(answer.sequence, answer.epoch, answer.instance, answer.owed_pages);
-    head.put(at::D, &answer.grantable_pages.to_le_bytes());
+    let balance = answer.balance;
+    let mut head = Head::new(answer.sequence, answer.epoch, answer.instance, balance.owed_pages);
+    head.put(at::C, &balance.firm_pages.to_le_bytes()).put(at::D, &balance.grantable_pages.to_le_bytes());
     match &answer.verdict {
         Verdict::Done => {
             head.kind(kind::DONE, 0);
@@ -70,10 +71,9 @@ pub fn encode_answer(out: &mut Vec<u8>, answer: &Answer) -> Result<(), TooManyPa
             finish_with_pages(out, head, pages)?;
         }
         Verdict::Refused(refusal) => {
-            head.kind(kind::REFUSED, 0)
+            head.kind(kind::REFUSED, refusal_number(refusal.kind))
                 .put(at::A, &refusal.wanted.0.to_le_bytes())
-                .put(at::B, &refusal.grantable.0.to_le_bytes())
-                .put(at::C, &refusal_number(refusal.kind).to_le_bytes());
+                .put(at::B, &refusal.grantable.0.to_le_bytes());
             let reason = cut(&refusal.reason);
             finish(out, head, reason.len());
             out.extend_from_slice(reason.as_bytes());
@@ -119,7 +119,7 @@ fn finish(out: &mut Vec<u8>, mut head: Head, body_bytes: usize) {
     out.extend_from_slice(&head.0);
 }
 
-fn refusal_number(wanted: RefusalKind) -> u32 {
+fn refusal_number(wanted: RefusalKind) -> u8 {
     let (number, _) = REFUSALS.iter().find(|(_, kind)| *kind == wanted).expect("the table has every kind");
     *number
 }

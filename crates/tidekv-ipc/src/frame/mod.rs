@@ -5,8 +5,8 @@
 //!   | magic | version | kind | flags | body | word | sequence | epoch | stamp | a | b | c | d | body ...
 //!
 //!            word         stamp      a              b          c              d                 body
-//!   order    group        settled    step or rank   stage      spare pages    0                 page ids, 4 bytes each
-//!   answer   owed pages   instance   wanted         grantable  refusal kind   grantable pages   page ids, or a reason
+//!   order    group        settled    step or rank   stage      spare pages    evictable pages   page ids, 4 bytes each
+//!   answer   owed pages   instance   wanted         grantable  firm pages     grantable pages   page ids, or a reason
 //! ```
 //!
 //! Numbers are little-endian. The head always has 64 bytes, so that one cache line tells everything about most
@@ -77,8 +77,8 @@ mod flag {
     pub(super) const AHEAD: u8 = 4;
 }
 
-/// Refusals by number. Numbers are never used again for something else.
-const REFUSALS: [(u32, RefusalKind); 10] = [
+/// Refusals by number, which stands where other kinds have their flags. Numbers are never used again for something else.
+const REFUSALS: [(u8, RefusalKind); 10] = [
     (1, RefusalKind::Exhausted),
     (2, RefusalKind::Device),
     (3, RefusalKind::Ledger),
@@ -173,7 +173,7 @@ pub enum FrameError {
     #[error("{found} is no sort of refusal")]
     RefusalKind {
         /// The number.
-        found: u32,
+        found: u8,
     },
     /// Orders count from 1; 0 is only ever a refusal of the whole connection.
     #[error("the sequence must not be 0 here")]

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use tidekv_core::units::{Bytes, GroupId, PageId, Step};
 
 use super::*;
-use crate::message::{Answer, Deed, Heading, Order, Refusal, Verdict};
+use crate::message::{Answer, Balance, Deed, Heading, Order, Refusal, Verdict};
 
 fn page_lists(longest: usize) -> impl proptest::strategy::Strategy<Value = Vec<PageId>> {
     proptest::collection::vec(any::<u32>().prop_map(PageId), 0..longest)
@@ -37,19 +37,20 @@ fn verdicts() -> impl proptest::strategy::Strategy<Value = Verdict> {
 }
 
 fn blank_order() -> Order {
-    Order { sequence: 0, epoch: 0, settled: 0, group: GroupId(0), spare_pages: 0, deed: Deed::Ping }
+    Order { sequence: 0, epoch: 0, settled: 0, group: GroupId(0), spare_pages: 0, evictable_pages: 0, deed: Deed::Ping }
 }
 
 fn order_frame(deed: &Deed, channel: Channel) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let heading = Heading { epoch: 8, settled: 6, group: GroupId(5), spare_pages: 4 };
+    let heading = Heading { epoch: 8, settled: 6, group: GroupId(5), spare_pages: 4, evictable_pages: 3 };
     encode_order(&mut bytes, 7, heading, deed, channel).unwrap();
     bytes
 }
 
 fn answer_frame(verdict: Verdict) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let answer = Answer { sequence: 7, epoch: 8, instance: 9, owed_pages: 3, grantable_pages: 2, verdict };
+    let balance = Balance { owed_pages: 3, firm_pages: 1, grantable_pages: 2 };
+    let answer = Answer { sequence: 7, epoch: 8, instance: 9, balance, verdict };
     encode_answer(&mut bytes, &answer).unwrap();
     bytes
 }
@@ -64,10 +65,10 @@ fn refusal(reason: String) -> Verdict {
 
 proptest! {
     #[test]
-    fn orders_come_back(words in any::<(u64, u64, u32, u32)>(), sequence in 1_u64.., deed in deeds(), ring in any::<bool>()) {
-        let (epoch, settled, group, spare_pages) = words;
+    fn orders_come_back(words in any::<(u64, u64, u32, u32, u32)>(), sequence in 1_u64.., deed in deeds(), ring in any::<bool>()) {
+        let (epoch, settled, group, spare_pages, evictable_pages) = words;
         let group = GroupId(group);
-        let heading = Heading { epoch, settled, group, spare_pages };
+        let heading = Heading { epoch, settled, group, spare_pages, evictable_pages };
         let channel = if ring { Channel::Ring } else { Channel::Socket };
         let mut bytes = vec![0xaa; 3];
         encode_order(&mut bytes, sequence, heading, &deed, channel).unwrap();
@@ -77,14 +78,15 @@ proptest! {
         let found = decode_order(&bytes, &mut order).unwrap();
         let is_hello = matches!(deed, Deed::Hello { .. });
         prop_assert_eq!(found, if is_hello { channel } else { Channel::Socket });
-        prop_assert_eq!(order, Order { sequence, epoch, settled, group, spare_pages, deed });
+        prop_assert_eq!(order, Order { sequence, epoch, settled, group, spare_pages, evictable_pages, deed });
         prop_assert!(decode_answer(&bytes).is_err(), "an order is no answer");
     }
 
     #[test]
-    fn answers_come_back(words in any::<(u64, u64, u32, u32)>(), sequence in 1_u64.., verdict in verdicts()) {
-        let (epoch, instance, owed_pages, grantable_pages) = words;
-        let answer = Answer { sequence, epoch, instance, owed_pages, grantable_pages, verdict };
+    fn answers_come_back(words in any::<(u64, u64, u32, u32, u32)>(), sequence in 1_u64.., verdict in verdicts()) {
+        let (epoch, instance, owed_pages, firm_pages, grantable_pages) = words;
+        let balance = Balance { owed_pages, firm_pages, grantable_pages };
+        let answer = Answer { sequence, epoch, instance, balance, verdict };
         let mut bytes = Vec::new();
         encode_answer(&mut bytes, &answer).unwrap();
         prop_assert_eq!(decode_answer(&bytes), Ok(answer));
@@ -112,8 +114,8 @@ proptest! {
         bytes[at] ^= 1_u8 << bit;
         let mut order = blank_order();
         if let Ok(channel) = decode_order(&bytes, &mut order) {
-            let Order { sequence, epoch, settled, group, spare_pages, deed } = order;
-            let heading = Heading { epoch, settled, group, spare_pages };
+            let Order { sequence, epoch, settled, group, spare_pages, evictable_pages, deed } = order;
+            let heading = Heading { epoch, settled, group, spare_pages, evictable_pages };
             let mut again = Vec::new();
             encode_order(&mut again, sequence, heading, &deed, channel).unwrap();
             prop_assert_eq!(again, bytes);
@@ -128,7 +130,7 @@ fn the_bytes_are_those_of_the_format_page() {
     let mut expected = Vec::new();
     expected.extend(b"TIDC\x01\x00\x03\x01\x04\x00\x00\x00");
     expected.extend(5_u32.to_le_bytes());
-    for word in [7_u64, 8, 6, 0x1112, 0, 4] {
+    for word in [7_u64, 8, 6, 0x1112, 0, 3 << 32 | 4] {
         expected.extend(word.to_le_bytes());
     }
     expected.extend([4, 3, 2, 1]);
@@ -141,11 +143,11 @@ fn the_bytes_are_those_of_the_format_page() {
 
     let bytes = answer_frame(refusal("no".to_owned()));
     let mut expected = Vec::new();
-    expected.extend(b"TIDC\x01\x00\x83\x00\x02\x00\x00\x00\x03\x00\x00\x00");
+    expected.extend(b"TIDC\x01\x00\x83\x02\x02\x00\x00\x00\x03\x00\x00\x00");
     for word in [7_u64, 8, 9, 10, 4] {
         expected.extend(word.to_le_bytes());
     }
-    expected.extend(b"\x02\x00\x00\x00\x02\x00\x00\x00no");
+    expected.extend(b"\x01\x00\x00\x00\x02\x00\x00\x00no");
     assert_eq!(bytes, expected);
 }
 
@@ -178,7 +180,7 @@ fn every_wrong_field_has_its_error() {
     assert_eq!(order_error(&change(&map, 6, 0x81)), FrameError::Kind { found: 0x81 });
     assert_eq!(order_error(&change(&map, 7, 1)), FrameError::Flags { kind: 2, found: 1 });
     assert_eq!(order_error(&change(&map, 16, 0)), FrameError::NoSequence);
-    for unused in [40, 48, 60] {
+    for unused in [40, 48] {
         assert_eq!(order_error(&change(&map, unused, 1)), FrameError::Unused { kind: 2, offset: unused });
     }
     let mut longer = map.clone();
@@ -198,13 +200,13 @@ fn every_wrong_field_has_its_error() {
     let held = answer_frame(Verdict::Held(vec![PageId(4), PageId(5)]));
     assert_eq!(decode_answer(&change(&held, 64, 5)), Err(FrameError::Unsorted), "twice the same page");
     let refused = answer_frame(refusal("no".to_owned()));
-    assert_eq!(decode_answer(&change(&refused, 56, 0)), Err(FrameError::RefusalKind { found: 0 }));
+    assert_eq!(decode_answer(&change(&refused, 7, 0)), Err(FrameError::RefusalKind { found: 0 }));
     assert_eq!(decode_answer(&change(&refused, 64, 0xff)), Err(FrameError::Reason));
-    assert_eq!(decode_answer(&change(&refused, 7, 4)), Err(FrameError::Flags { kind: 0x83, found: 4 }));
     assert!(decode_answer(&change(&refused, 16, 0)).is_ok(), "a refusal of the connection answers no order");
     let done = answer_frame(Verdict::Done);
     assert_eq!(decode_answer(&change(&done, 16, 0)), Err(FrameError::NoSequence));
-    assert_eq!(decode_answer(&change(&done, 56, 1)), Err(FrameError::Unused { kind: 0x81, offset: 56 }));
+    assert_eq!(decode_answer(&change(&done, 7, 4)), Err(FrameError::Flags { kind: 0x81, found: 4 }));
+    assert_eq!(decode_answer(&change(&done, 48, 1)), Err(FrameError::Unused { kind: 0x81, offset: 48 }));
 }
 
 #[test]

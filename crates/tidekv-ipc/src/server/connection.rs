@@ -53,7 +53,15 @@ impl<'a> Connection<'a> {
         let link = Link::new(socket, TICK, true).inspect_err(|error| tracing::warn!(?error, "a socket is unusable"));
         let link = link.ok()?;
         server.stop.watch(&link);
-        let order = Order { sequence: 0, epoch: 0, settled: 0, group: GroupId(0), spare_pages: 0, deed: Deed::Ping };
+        let order = Order {
+            sequence: 0,
+            epoch: 0,
+            settled: 0,
+            group: GroupId(0),
+            spare_pages: 0,
+            evictable_pages: 0,
+            deed: Deed::Ping,
+        };
         let mut connection =
             Self { server, link, handler, ticked, is_greeted: false, next: None, order, frame: Vec::new() };
         let end = match connection.greet() {
@@ -239,8 +247,7 @@ impl<'a> Connection<'a> {
 
 impl WorkerServer {
     fn answer_to(&self, sequence: u64, epoch: u64, verdict: Verdict, balance: Balance) -> Answer {
-        let Balance { owed_pages, grantable_pages } = balance;
-        Answer { sequence, epoch, instance: self.instance, owed_pages, grantable_pages, verdict }
+        Answer { sequence, epoch, instance: self.instance, balance, verdict }
     }
 }
 

@@ -3,7 +3,7 @@
 use tidekv_core::units::PageId;
 use tidekv_ipc::LaneError;
 use tidekv_ipc::broadcast::{Broadcaster, Ranks, StrategyEntry};
-use tidekv_ipc::message::{Deed, PAGES_MAX, RefusalKind, Verdict};
+use tidekv_ipc::message::{Balance, Deed, PAGES_MAX, RefusalKind, Verdict};
 
 use crate::support::{Fleet, Worker, folder, heading, is_done, map, page, soon, unmap};
 
@@ -21,7 +21,8 @@ pub(crate) fn everybody_answers(strategy: &StrategyEntry) {
     for (rank, answer) in (0..).zip(fleet.send(&Deed::Ping)) {
         let found = answer.outcome.as_ref().expect("an answer");
         assert_eq!((answer.rank, found.epoch), (rank, 6));
-        assert_eq!((found.owed_pages, found.grantable_pages), (7, 5), "group and spare pages went and came back");
+        let balance = Balance { owed_pages: 7, firm_pages: 3, grantable_pages: 5 };
+        assert_eq!(found.balance, balance, "group, evictable and spare pages went and came back");
         assert_eq!(found.instance, instances[rank as usize]);
     }
 }

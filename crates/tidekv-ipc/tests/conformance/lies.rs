@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tidekv_core::units::Bytes;
 use tidekv_ipc::broadcast::{Broadcaster, Channel, Ranks, StrategyEntry};
 use tidekv_ipc::frame::encode_answer;
-use tidekv_ipc::message::{Answer, Deed, Refusal, RefusalKind, Verdict};
+use tidekv_ipc::message::{Answer, Balance, Deed, Refusal, RefusalKind, Verdict};
 use tidekv_ipc::{FrameError, LaneError, SocketDir};
 
 use crate::support::fake::{FakePeer, INSTANCE, answer, answer_to, listen_at};
@@ -149,7 +149,7 @@ pub(crate) fn a_last_word_is_heard(strategy: &StrategyEntry) {
     };
     let verdict = Verdict::Refused(refusal.clone());
     let mut last_word = Vec::new();
-    let answer = Answer { sequence: 0, epoch: 0, instance: INSTANCE, owed_pages: 0, grantable_pages: 0, verdict };
+    let answer = Answer { sequence: 0, epoch: 0, instance: INSTANCE, balance: Balance::default(), verdict };
     encode_answer(&mut last_word, &answer).expect("no pages");
     for bytes in [answer_to(&order), answer_to(&order), last_word] {
         worker.send(&bytes);

@@ -167,7 +167,7 @@ fn bad_frames_cost_their_connection_and_no_more() {
         };
         let noise: Vec<u8> = (0_u32..5000).map(|n| n.wrapping_mul(2_654_435_761).to_be_bytes()[0]).collect();
         let cases =
-            [changed(0, 0), changed(4, 2), changed(6, 0x81), changed(7, 0xff), changed(11, 1), changed(60, 1), noise];
+            [changed(0, 0), changed(4, 2), changed(6, 0x81), changed(7, 0xff), changed(11, 1), changed(48, 1), noise];
         for bad in cases {
             let mut scheduler = FakePeer::scheduler(&dir, 0, channel);
             worker.expect("came");

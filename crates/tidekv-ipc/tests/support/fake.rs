@@ -14,7 +14,7 @@ use rustix::net::{
 use tidekv_core::units::GroupId;
 use tidekv_ipc::SocketDir;
 use tidekv_ipc::frame::{Channel, HEAD_BYTES, decode_answer, decode_order, encode_answer, encode_order, frame_bytes};
-use tidekv_ipc::message::{Answer, Deed, Heading, Order, Verdict};
+use tidekv_ipc::message::{Answer, Balance, Deed, Heading, Order, Verdict};
 use tidekv_shm::ring::RingEnd;
 
 use super::{PATIENCE, soon};
@@ -157,11 +157,11 @@ pub(crate) fn answer_to(order: &Order) -> Vec<u8> {
 pub(crate) fn answer(sequence: u64, epoch: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     let verdict = Verdict::Done;
-    let answer = Answer { sequence, epoch, instance: INSTANCE, owed_pages: 0, grantable_pages: 0, verdict };
+    let answer = Answer { sequence, epoch, instance: INSTANCE, balance: Balance::default(), verdict };
     encode_answer(&mut bytes, &answer).expect("no pages");
     bytes
 }
 
 fn blank() -> Order {
-    Order { sequence: 0, epoch: 0, settled: 0, group: GroupId(0), spare_pages: 0, deed: Deed::Ping }
+    Order { sequence: 0, epoch: 0, settled: 0, group: GroupId(0), spare_pages: 0, evictable_pages: 0, deed: Deed::Ping }
 }

@@ -101,7 +101,7 @@ impl Handler for Recorder {
     }
 
     fn balance(&mut self, order: &Order) -> Balance {
-        Balance { owed_pages: order.group.0, grantable_pages: order.spare_pages }
+        Balance { owed_pages: order.group.0, firm_pages: order.evictable_pages, grantable_pages: order.spare_pages }
     }
 
     fn scheduler_came(&mut self) {
@@ -283,7 +283,8 @@ impl Fleet {
 
     pub(crate) fn send_until(&mut self, deed: &Deed, deadline: Instant) -> &[RankAnswer] {
         self.epoch += 1;
-        let heading = Heading { epoch: self.epoch, settled: self.epoch - 1, group: GroupId(7), spare_pages: 5 };
+        let (epoch, settled) = (self.epoch, self.epoch - 1);
+        let heading = Heading { epoch, settled, group: GroupId(7), spare_pages: 5, evictable_pages: 3 };
         self.caster.send(Ranks::All, heading, deed, deadline)
     }
 
