@@ -51,6 +51,18 @@ impl Bytes {
         Self(self.0.saturating_sub(other.0))
     }
 
+    /// This part of it (above 0 and at most 1), to the byte below.
+    #[must_use]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_precision_loss,
+        clippy::cast_sign_loss,
+        reason = "a part of at most 1 of a number: the product is in range, and 2^53 bytes are counted exactly"
+    )]
+    pub fn part(self, part: f64) -> Self {
+        Self((self.0 as f64 * part) as u64).min(self)
+    }
+
     /// The value in GiB, for rates and tables.
     #[expect(clippy::cast_precision_loss, reason = "a figure for people: 53 bits are plenty")]
     pub fn as_gib(self) -> f64 {

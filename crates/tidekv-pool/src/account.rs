@@ -13,10 +13,11 @@
 //!
 //! Demand has two sorts: *waiting*, by callers that are inside a wait, and *lingering*, of a caller that was refused
 //! and is expected back within a scheduling round. The second expires, so that nobody evicts for an engine that has
-//! changed its mind.
+//! changed its mind. A *wish* is weaker: what will be needed soon. Neighbours give idle pages and cached prefixes for it, and
+//! stop nothing that runs. It expires in the same way.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use tidekv_core::share::{PoolClaim, grantable};
@@ -27,7 +28,7 @@ use tidekv_shm::{
     now_ms,
 };
 
-use crate::returning::{refresh_budget, settle_returning};
+use crate::returning::{non_pool_falls, refresh_budget, settle_returning};
 use crate::table::assert_unlocked;
 
 /// How long a refused demand stays posted when its caller does not wait.
@@ -102,8 +103,12 @@ pub(crate) struct Account {
     waiting: AtomicU64,
     lingering: AtomicU64,
     linger_until_ms: AtomicU64,
+    wish: AtomicU64,
+    wish_until_ms: AtomicU64,
     /// Bytes in use on the device at the last look; `u64::MAX` for unknown.
     device_used: AtomicU64,
+    /// Others than pools used less at the last look than the ledger says.
+    saw_fall: AtomicBool,
 }
 
 impl Account {
@@ -119,7 +124,10 @@ impl Account {
             waiting: AtomicU64::new(0),
             lingering: AtomicU64::new(0),
             linger_until_ms: AtomicU64::new(0),
+            wish: AtomicU64::new(0),
+            wish_until_ms: AtomicU64::new(0),
             device_used: AtomicU64::new(u64::MAX),
+            saw_fall: AtomicBool::new(false),
         }
     }
 
@@ -157,15 +165,22 @@ impl Account {
         Bytes(self.waiting.load(Relaxed).saturating_add(self.lingering.load(Relaxed)))
     }
 
-    /// When the lingering demand expires, if there is one.
+    /// When the lingering demand or the wish expires, if there is one.
     pub(crate) fn lingers_for(&self) -> Option<Duration> {
-        (self.lingering.load(Relaxed) > 0)
-            .then(|| Duration::from_millis(self.linger_until_ms.load(Relaxed).saturating_sub(now_ms())))
+        let left = |posted: &AtomicU64, until_ms: &AtomicU64| {
+            (posted.load(Relaxed) > 0).then(|| Duration::from_millis(until_ms.load(Relaxed).saturating_sub(now_ms())))
+        };
+        let (demand, wish) = (left(&self.lingering, &self.linger_until_ms), left(&self.wish, &self.wish_until_ms));
+        demand.into_iter().chain(wish).min()
     }
 
-    /// Forgets a lingering demand whose time is over. Says whether there was one.
+    /// Forgets a lingering demand and a wish whose time is over. Says whether there was one.
     pub(crate) fn expire_demand(&self) -> bool {
-        self.lingers_for() == Some(Duration::ZERO) && self.lingering.swap(0, Relaxed) > 0
+        let now = now_ms();
+        let expire =
+            |posted: &AtomicU64, until_ms: &AtomicU64| until_ms.load(Relaxed) <= now && posted.swap(0, Relaxed) > 0;
+        let demand = expire(&self.lingering, &self.linger_until_ms);
+        expire(&self.wish, &self.wish_until_ms) || demand
     }
 
     /// Asks for the right to map `bytes` more. A refusal is posted as demand, unless the reserve asks.
@@ -191,6 +206,8 @@ impl Account {
             if granted {
                 taken = bytes;
                 self.granted.fetch_add(bytes.0, Relaxed);
+                // What is there now need not be wished for.
+                self.wish.store(self.wish.load(Relaxed).saturating_sub(bytes.0), Relaxed);
             }
             let refusal = (!granted).then(|| refusal(view, me, bytes, free));
             self.note_demand(&mut asker, if granted { Bytes::ZERO } else { bytes });
@@ -214,6 +231,21 @@ impl Account {
             self.granted.fetch_sub(taken.0, Relaxed);
         }
         answer
+    }
+
+    /// Says that the right to `bytes` more will be asked for soon. Posted as a wish, unless so much is free.
+    pub(crate) fn ask(&self, bytes: Bytes, figures: Figures, deadline: Instant) -> Result<(), LedgerError> {
+        self.update(deadline, |view, me| {
+            let (slot, wish_before) = (view.entries[me].slot, view.entries[me].wish);
+            let free = free_for(view, me, &Asker::Passing);
+            let wish = if free < bytes { bytes } else { Bytes::ZERO };
+            self.wish.store(wish.0, Relaxed);
+            self.wish_until_ms.store(until_ms(LINGER), Relaxed);
+            self.write(&mut view.entries[me], figures);
+            if wish > wish_before {
+                view.note(slot, Note { free, ..Note::new(EventKind::Asked, Reason::Ahead, wish) });
+            }
+        })
     }
 
     /// Gives up the right to `bytes`, which the driver has back; `notes` say why. Where the ledger is locked, it hears
@@ -283,8 +315,12 @@ impl Account {
         self.update(Instant::now() + LEDGER_PATIENCE, |view, me| {
             let me = self.tidy(view, me);
             let returning = view.entries.iter().any(|entry| entry.state == EntryState::Returning);
-            if let Some(memory) = memory.filter(|_| !returning)
-                && refresh_budget(view, memory, self.utilization, now_ms())
+            // A device may have a process's memory back before its death can be seen: a fall is believed at the second look.
+            let falls = self.is_asynchronous() && memory.is_some_and(|memory| non_pool_falls(view, memory));
+            let is_news = falls && !self.saw_fall.load(Relaxed);
+            self.saw_fall.store(falls, Relaxed);
+            if let Some(memory) = memory.filter(|_| !returning && !is_news)
+                && refresh_budget(view, memory, self.utilization, self.is_asynchronous(), now_ms())
             {
                 note_budget(view, me, Reason::OtherUsers);
             }
@@ -311,6 +347,7 @@ impl Account {
         // Pages being mapped count as used: they are about to be.
         entry.in_use = entry.reserved.saturating_sub(entry.idle);
         entry.demand = self.demand();
+        entry.wish = Bytes(self.wish.load(Relaxed));
         entry.reclaim = figures.reclaim;
         entry.counters = self.tally.counters();
     }
@@ -325,18 +362,21 @@ impl Account {
             }
             Asker::Passing => {
                 self.lingering.store(missing.0, Relaxed);
-                let until = now_ms().saturating_add(u64::try_from(LINGER.as_millis()).unwrap_or(u64::MAX));
-                self.linger_until_ms.store(until, Relaxed);
+                self.linger_until_ms.store(until_ms(LINGER), Relaxed);
             }
         }
+    }
+
+    /// Whether the device gives memory back when it likes to, and not when it is told to.
+    pub(crate) fn is_asynchronous(&self) -> bool {
+        self.backend.as_ref().is_some_and(|backend| backend.capabilities().needs_fence)
     }
 
     /// Settles what dead owners left (every update reaps them before). Says where our entry is then.
     fn tidy(&self, view: &mut LedgerView, me: usize) -> usize {
         let (now, slot) = (now_ms(), view.entries[me].slot);
-        let asynchronous = self.backend.as_ref().is_some_and(|backend| backend.capabilities().needs_fence);
         let used = Some(Bytes(self.device_used.load(Relaxed))).filter(|used| used.0 < u64::MAX);
-        if settle_returning(view, now, asynchronous, used) {
+        if settle_returning(view, now, self.is_asynchronous(), used) {
             view.reap(now);
         }
         view.index_of(slot).expect("our own lock is held, so nobody reaps our entry")
@@ -353,6 +393,10 @@ impl Account {
             outcome
         })
     }
+}
+
+fn until_ms(time: Duration) -> u64 {
+    now_ms().saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
 }
 
 /// The budget changed, and this pool noticed.

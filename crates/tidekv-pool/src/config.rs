@@ -27,7 +27,8 @@ use crate::reserve::ReservePolicy;
 /// How long pages stay idle before they are given back, unless told otherwise.
 pub const DEFAULT_DECAY: Duration = Duration::from_secs(2);
 
-const DEFAULT_UTILIZATION: f64 = 0.95;
+/// The part of a device that pools and everybody else may fill together, unless told otherwise.
+pub const DEFAULT_UTILIZATION: f64 = 0.95;
 const KVCACHED_MIN_RESERVED: u32 = 5;
 const KVCACHED_MAX_RESERVED: u32 = 10;
 

@@ -32,6 +32,7 @@ impl Terms<'_> {
         let ledger = Ledger::open(self.runtime_dir, &self.device)?;
         let deadline = Instant::now() + OPEN_PATIENCE;
         let entry = ledger.register(deadline, spec)?;
+        let asynchronous = self.backend.as_ref().is_some_and(|backend| backend.capabilities().needs_fence);
         entry.update(deadline, |view, me| match self.budget {
             Some(budget) => {
                 let header = &mut view.header;
@@ -40,12 +41,13 @@ impl Terms<'_> {
                     tracing::warn!(was = %header.budget, now = %budget, "another pool gave the device another budget");
                 }
                 (header.budget, header.explicit_budget, header.total) = (budget, true, self.memory.total);
+                refresh_budget(view, self.memory, self.utilization, asynchronous, now_ms());
                 if news {
                     note_budget(view, me, Reason::Given);
                 }
             }
             None => {
-                if refresh_budget(view, self.memory, self.utilization, now_ms()) {
+                if refresh_budget(view, self.memory, self.utilization, asynchronous, now_ms()) {
                     note_budget(view, me, Reason::OtherUsers);
                 }
             }

@@ -66,6 +66,24 @@ impl Inner {
         outcome
     }
 
+    /// Lets neighbours know that `count` blocks will be wanted soon, as far as the limit allows them.
+    pub(crate) fn ask(&self, count: u32) -> Result<(), PoolError> {
+        let pages = {
+            let table = self.table.lock();
+            let missing = count.saturating_sub(table.blocks.free_mapped_blocks());
+            missing.div_ceil(self.geometry.blocks_per_page()).min(table.blocks.pages().claimable())
+        };
+        if pages == 0 {
+            return Ok(());
+        }
+        let bytes = self.bytes_of(pages as usize);
+        let asked = self.account.ask(bytes, self.figures(), Instant::now() + LEDGER_PATIENCE);
+        self.note_headroom();
+        // The wish must be cleared in time.
+        self.bell.ring();
+        asked.map_err(PoolError::Ledger)
+    }
+
     /// Tells the events why an allocation was refused, where the ledger did not do so itself.
     fn note_refusal(&self, count: u32, error: &PoolError) {
         let page = self.page_bytes();
@@ -182,7 +200,7 @@ impl Inner {
             }
         }
         assert_unlocked("a map");
-        self.tell_spare();
+        self.tell_idle();
         let mapped = self.memory.map_pages(&pages);
         self.note_headroom();
         if let Err(error) = mapped {
@@ -270,7 +288,7 @@ impl Inner {
         }
         assert_unlocked("a map");
         let pages: Vec<PageId> = claims.iter().map(|claim| claim.page).collect();
-        self.tell_spare();
+        self.tell_idle();
         let mapped = self.memory.map_pages_ahead(&pages);
         self.note_headroom();
         if let Err(error) = mapped {

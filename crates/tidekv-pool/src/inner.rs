@@ -23,6 +23,7 @@ use tidekv_shm::{EventKind, LedgerEntry, LedgerView, Note, PoolName, PoolSegment
 use crate::account::{Account, Figures};
 use crate::departures::Cause;
 use crate::error::PoolError;
+use crate::fleet::IdlePages;
 use crate::grow::Progress;
 use crate::limits::{LimitState, LimitStatus, Limits, Verdict};
 use crate::memory::PoolMemory;
@@ -89,8 +90,8 @@ impl Inner {
     }
 
     /// Before anything is ordered of workers: what the order says of idle pages is true then.
-    pub(crate) fn tell_spare(&self) {
-        self.memory.tell_spare(|| self.spare_pages());
+    pub(crate) fn tell_idle(&self) {
+        self.memory.tell_idle(|| IdlePages { spare: self.spare_pages(), evictable: self.evictable_pages() });
     }
 
     /// Lets the gauge know what the ledger said last, and what the workers said of theirs: the poorest device decides.
@@ -165,9 +166,8 @@ impl Inner {
     }
 
     /// What evicting would free, as if kept blocks lay together: the engine evicts whole pages first.
-    pub(crate) fn evictable(&self) -> Bytes {
-        let blocks = self.evictable_blocks.load(Relaxed);
-        self.bytes_of((blocks / self.geometry.blocks_per_page().max(1)) as usize)
+    pub(crate) fn evictable_pages(&self) -> u32 {
+        self.evictable_blocks.load(Relaxed) / self.geometry.blocks_per_page().max(1)
     }
 
     /// Sets the floor in the ledger, from inside this process. Says what it was.

@@ -23,7 +23,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tidekv_core::share::{PoolClaim, grantable, owed};
+use tidekv_core::share::{PoolClaim, grantable};
 use tidekv_core::units::Bytes;
 use tidekv_fork::Birth;
 use tidekv_shm::{EntryState, EventKind, LedgerEntry, LedgerView, Note, Reason, Watch, now_ms};
@@ -31,6 +31,7 @@ use tidekv_shm::{EntryState, EventKind, LedgerEntry, LedgerView, Note, Reason, W
 use crate::departures::Cause;
 use crate::error::PoolError;
 use crate::inner::Inner;
+use crate::owed::{Owed, neediest};
 use crate::reserve::Reserve;
 use crate::returning;
 
@@ -120,13 +121,6 @@ struct Balance {
     owing: bool,
 }
 
-/// What neighbours are owed.
-struct Owed {
-    pages: u32,
-    /// The part that is owed for what the engine only keeps in case.
-    optional: u32,
-}
-
 impl Keeper {
     fn new(inner: Arc<Inner>, watch: Watch, reserve: Reserve) -> Self {
         let started = Instant::now();
@@ -174,7 +168,7 @@ impl Keeper {
     fn pass(&mut self) -> Duration {
         let inner = Arc::clone(&self.inner);
         inner.account.expire_demand();
-        inner.tell_spare();
+        inner.tell_idle();
         let tend_again = inner.memory.tend();
         let Some((view, me)) = self.look() else {
             // Unreadable, replaced, or our entry is lost: the next update puts it back.
@@ -222,7 +216,8 @@ impl Keeper {
         self.inner.retry_refused();
         self.heal_segment();
         let (view, me) = self.look().unwrap_or((view, me));
-        let look_again = returning::next_look_ms(&view, now_ms()).map(Duration::from_millis);
+        let asynchronous = self.inner.account.is_asynchronous();
+        let look_again = returning::next_look_ms(&view, now_ms(), asynchronous).map(Duration::from_millis);
         (view, me, look_again.unwrap_or(HEARTBEAT).min(HEARTBEAT))
     }
 
@@ -275,13 +270,13 @@ impl Keeper {
             // Also what earlier passes retired and the device is done with now.
             let next_step = inner.drain(u32::MAX).next_step;
             inner.awaited_step.store(next_step.map_or(u64::MAX, |step| step.0), Relaxed);
-            let Owed { pages: owed_pages, optional } = self.owed_pages(&view, me);
+            let Owed { pages: owed_pages, firm: firm_pages } = self.owed(&view, me);
             let settled = {
                 let mut table = inner.table.lock();
                 let settled = table.settle(owed_pages, neediest(&view, me), chunk);
                 table.publish();
                 // A limit is firm, whatever neighbours would be glad to have.
-                let optional = if table.debt_cause() == Cause::Limit { 0 } else { optional };
+                let optional = if table.debt_cause() == Cause::Limit { 0 } else { owed_pages - firm_pages };
                 firm = settled.evict.saturating_sub(optional);
                 settled
             };
@@ -306,17 +301,10 @@ impl Keeper {
         }
     }
 
-    fn owed_pages(&self, view: &LedgerView, me: usize) -> Owed {
-        let mut claims = self.claims(view, me);
-        let pages = |claims: &[PoolClaim]| {
-            let bytes = owed(view.header.budget, claims, me);
-            u32::try_from(bytes.0.div_ceil(self.inner.page_bytes().0)).unwrap_or(u32::MAX)
-        };
-        let firm = pages(&claims).max(self.inner.memory.owed_pages(|| self.inner.spare_pages()));
-        // What is only kept in case is not needed: a neighbour that waits has more use for it than our share of the device.
-        claims[me].in_use = claims[me].in_use.saturating_sub(self.inner.evictable());
-        let pages = pages(&claims).max(firm);
-        Owed { pages, optional: pages - firm }
+    fn owed(&self, view: &LedgerView, me: usize) -> Owed {
+        let evictable = self.inner.bytes_of(self.inner.evictable_pages() as usize);
+        let here = Owed::on_device(view, self.claims(view, me), me, evictable, self.inner.page_bytes());
+        here.max(self.inner.memory.owed(|| self.inner.spare_pages()))
     }
 
     /// All pools, with ourselves as we are now and not as we last said.
@@ -343,6 +331,11 @@ impl Keeper {
         // A few pages at a time: a starved neighbour must not wait for our comfort.
         let wanted = if balance.owing { 0 } else { decision.refill.min(inner.refill_pages()) };
         let refilled = if wanted > 0 { inner.refill(wanted) } else { 0 };
+        if refilled > 0 && inner.trimmed.load(Relaxed) {
+            // The engine trimmed while these were on their way: it wants none.
+            inner.retire(refilled, Cause::Trim(Reason::Engine));
+            inner.drain(u32::MAX);
+        }
         let refused = refilled < wanted;
         // Nobody rings for pages that cannot be had.
         let low = if refused || balance.owing { 0 } else { decision.low };
@@ -424,10 +417,4 @@ impl Keeper {
         let over = self.inner.table.lock().blocks.pages().overage() > 0;
         if over { before } else { revision }
     }
-}
-
-/// The slot of the neighbour that waits for most.
-fn neediest(view: &LedgerView, me: usize) -> Option<u32> {
-    let waiting = (0..).zip(&view.entries).filter(|(at, entry)| *at != me && entry.demand > Bytes::ZERO);
-    waiting.max_by_key(|(_, entry)| entry.demand).map(|(_, entry)| entry.slot)
 }

@@ -14,7 +14,7 @@
 //!   memory               where the pages are: a reservation of this process, or every rank of a fleet
 //!   fleet, worker        one scheduler, many workers: a page is mapped on all of them or on none
 //!   reserve, limits      pure decisions: how many idle pages, which limit is in force
-//!   reclaim              how the engine hears that it should evict
+//!   owed, reclaim        what neighbours are owed, and how the engine hears that it should evict
 //!   departures           why pages leave, for those who ask later
 //! ```
 //!
@@ -77,6 +77,7 @@ mod keeper;
 mod limits;
 mod memory;
 mod open;
+mod owed;
 mod pool;
 mod reclaim;
 mod reserve;
@@ -87,7 +88,7 @@ mod table;
 mod wake;
 pub mod worker;
 
-pub use config::{ConfigError, DEFAULT_DECAY, MemorySource, PoolConfig, Share};
+pub use config::{ConfigError, DEFAULT_DECAY, DEFAULT_UTILIZATION, MemorySource, PoolConfig, Share};
 pub use error::{PoolError, Shortage};
 pub use fleet::{Fleet, FleetConfig, FleetError, FleetGroup, FleetPages, RankFault, RankId, Scope};
 pub use limits::{LimitState, LimitStatus};

@@ -7,7 +7,7 @@
 //! | synchronise                | the device                       | nothing here: the orders to unmap say it            |
 //! | held without use           | pages that the driver keeps      | pages in quarantine                                 |
 //! | owed, and still to be had  | the ledger of the device says    | also what the ranks say of their devices            |
-//! | idle pages                 | the ledger of the device is told | the ranks are told as well                          |
+//! | idle and evictable pages   | the ledger of the device is told | the ranks are told as well                          |
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,8 @@ use tidekv_core::units::{Bytes, PageId};
 use tidekv_mem::{MapError, MemError, PageUse, Reservation, UnmapError};
 
 use crate::error::PoolError;
-use crate::fleet::{FleetError, Kept, OpenGroup, RankId};
+use crate::fleet::{FleetError, IdlePages, Kept, OpenGroup, RankId};
+use crate::owed::Owed;
 
 #[derive(Debug)]
 pub(crate) enum PoolMemory {
@@ -113,19 +114,18 @@ impl PoolMemory {
         }
     }
 
-    /// Lets others know how many pages could be given back without losing anything, where the pool's own ledger is not
-    /// theirs.
-    pub(crate) fn tell_spare(&self, spare_pages: impl FnOnce() -> u32) {
+    /// Lets others know which pages the pool could do without, where its own ledger is not theirs.
+    pub(crate) fn tell_idle(&self, idle: impl FnOnce() -> IdlePages) {
         if let Self::Fleet(group) = self {
-            group.note_spare(spare_pages());
+            group.note_idle(idle());
         }
     }
 
     /// Pages that neighbours are owed beyond what the pool's own ledger says.
-    pub(crate) fn owed_pages(&self, spare_pages: impl FnOnce() -> u32) -> u32 {
+    pub(crate) fn owed(&self, spare_pages: impl FnOnce() -> u32) -> Owed {
         match self {
-            Self::Own(_) => 0,
-            Self::Fleet(group) => group.owed_pages(spare_pages()),
+            Self::Own(_) => Owed::default(),
+            Self::Fleet(group) => group.owed(spare_pages()),
         }
     }
 

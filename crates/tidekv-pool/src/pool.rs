@@ -137,6 +137,20 @@ impl KvPool {
         Ok(taken)
     }
 
+    /// Says that `count` blocks will be allocated soon, so that neighbours give back what is missing of them *before* an
+    /// allocation finds too little: idle pages, and what their engines only keep ([`set_evictable`](Self::set_evictable)).
+    /// No running request is stopped for it: that takes an allocation. Nothing is allocated and nothing is promised. The word holds for a quarter of a second; say it again for as long as it is true. What the
+    /// pool's own limit forbids is not asked for.
+    ///
+    /// Costs an update of the ledger where something is missing, so say it now and then and not for every block.
+    ///
+    /// # Errors
+    /// [`PoolError::Ledger`] where the ledger could not be written, [`PoolError::Forked`].
+    pub fn ask(&self, count: u32) -> Result<(), PoolError> {
+        self.inner.check_birth()?;
+        self.inner.ask(count)
+    }
+
     /// Ends these leases, all or none. Pages that become empty stay mapped and are not unmapped before `fence`.
     ///
     /// # Errors

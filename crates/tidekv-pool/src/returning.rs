@@ -20,6 +20,8 @@ const PATIENCE_MS: u64 = 5_000;
 /// The kernel frees at least so many bytes per millisecond (8 GiB/s), after a start.
 const HOST_BYTES_PER_MS: u64 = 8 << 20;
 const HOST_START_MS: u64 = 20;
+/// Between two looks at least.
+const LOOK_MS: u64 = 10;
 
 /// Changes of non-pool use below this are noise: the budget stays as it is.
 const NOISE: Bytes = Bytes::mib(16);
@@ -56,39 +58,48 @@ fn host_delay_ms(bytes: Bytes) -> u64 {
     (HOST_START_MS + bytes.0 / HOST_BYTES_PER_MS).min(PATIENCE_MS)
 }
 
-/// When to look again at what dead owners left; `None` where nothing is returning.
-pub(crate) fn next_look_ms(view: &LedgerView, now_ms: u64) -> Option<u64> {
+/// When to look again at what dead owners left; `None` where nothing is returning. A device gives memory back when it likes to, so it is
+/// asked again and again; the kernel's time is known.
+pub(crate) fn next_look_ms(view: &LedgerView, now_ms: u64, asynchronous: bool) -> Option<u64> {
     let look = |entry: &LedgerEntry| {
         let age = now_ms.saturating_sub(entry.returning_since_ms);
-        host_delay_ms(entry.reserved).saturating_sub(age).max(10)
+        if asynchronous { LOOK_MS } else { host_delay_ms(entry.reserved).saturating_sub(age).max(LOOK_MS) }
     };
     view.entries.iter().filter(|entry| entry.state == EntryState::Returning).map(look).min()
 }
 
-/// Derives the budget from what the device says, unless somebody gave one. Says whether it changed.
-pub(crate) fn refresh_budget(view: &mut LedgerView, memory: MemoryInfo, utilization: f64, now_ms: u64) -> bool {
-    let reserved = view.reserved();
+/// Whether others than pools use less of the device than the ledger says.
+pub(crate) fn non_pool_falls(view: &LedgerView, memory: MemoryInfo) -> bool {
+    non_pool(view, memory).0 + NOISE.0 <= view.header.non_pool.0
+}
+
+fn non_pool(view: &LedgerView, memory: MemoryInfo) -> Bytes {
+    memory.total.saturating_sub(memory.free).saturating_sub(view.reserved())
+}
+
+/// Notes what others than pools use, and derives the budget from it unless somebody gave one. Says whether the budget changed.
+///
+/// On an asynchronous device that is noted beside a given budget too: [`settle_returning`] must know it to see that memory is back.
+pub(crate) fn refresh_budget(
+    view: &mut LedgerView,
+    memory: MemoryInfo,
+    utilization: f64,
+    asynchronous: bool,
+    now_ms: u64,
+) -> bool {
+    let non_pool = non_pool(view, memory);
     let header = &mut view.header;
-    let used = memory.total.saturating_sub(memory.free);
-    let non_pool = used.saturating_sub(reserved);
     let moved = non_pool.0.abs_diff(header.non_pool.0) >= NOISE.0 || header.total != memory.total;
-    if header.explicit_budget || !(moved || header.refreshed_ms == 0) {
+    let is_needed = asynchronous || !header.explicit_budget;
+    if !is_needed || !(moved || header.refreshed_ms == 0) {
         return false;
     }
     (header.total, header.non_pool, header.refreshed_ms) = (memory.total, non_pool, now_ms);
-    header.budget = part_of(memory.total, utilization).saturating_sub(non_pool);
+    if header.explicit_budget {
+        return false;
+    }
+    header.budget = memory.total.part(utilization).saturating_sub(non_pool);
     true
-}
-
-/// `total x part`, to the byte below.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_precision_loss,
-    clippy::cast_sign_loss,
-    reason = "a part of at most 1 of a number: the product is in range, and 2^53 bytes are counted exactly"
-)]
-fn part_of(total: Bytes, part: f64) -> Bytes {
-    Bytes((total.0 as f64 * part) as u64).min(total)
 }
 
 #[cfg(test)]
@@ -123,7 +134,8 @@ mod tests {
     fn host_memory_is_back_after_a_moment_in_proportion_to_it() {
         with_dead(1000, |view| {
             assert!(!settle_returning(view, 1000 + 27, false, None), "64 MiB take 8 ms after the first 20");
-            assert_eq!(next_look_ms(view, 1000), Some(28));
+            assert_eq!(next_look_ms(view, 1000, false), Some(28));
+            assert_eq!(next_look_ms(view, 1000, true), Some(10), "a device says when, and is asked");
             assert!(settle_returning(view, 1000 + 28, false, None));
             assert_eq!(view.reserved(), Bytes::mib(100));
             assert!(!settle_returning(view, 1000 + 29, false, None), "once");
@@ -149,13 +161,37 @@ mod tests {
         with_dead(1000, |view| {
             let memory = |used| MemoryInfo { total: Bytes::gib(1), free: Bytes::gib(1).saturating_sub(used) };
             let pools = view.reserved();
-            assert!(refresh_budget(view, memory(Bytes(pools.0 + Bytes::mib(24).0)), 0.5, 7));
+            assert!(refresh_budget(view, memory(Bytes(pools.0 + Bytes::mib(24).0)), 0.5, false, 7));
             assert_eq!(view.header.budget, Bytes::mib(512 - 24));
-            assert!(!refresh_budget(view, memory(Bytes(pools.0 + Bytes::mib(30).0)), 0.5, 8), "6 MiB are noise");
-            assert!(refresh_budget(view, memory(Bytes(pools.0 + Bytes::mib(600).0)), 0.5, 9));
+            assert!(!refresh_budget(view, memory(Bytes(pools.0 + Bytes::mib(30).0)), 0.5, false, 8), "6 MiB are noise");
+            assert!(refresh_budget(view, memory(Bytes(pools.0 + Bytes::mib(600).0)), 0.5, true, 9));
             assert_eq!(view.header.budget, Bytes::ZERO, "others hold more than our part");
             view.header.explicit_budget = true;
-            assert!(!refresh_budget(view, memory(pools), 0.5, 10), "somebody gave a budget");
+            assert!(!refresh_budget(view, memory(pools), 0.5, false, 10), "somebody gave a budget");
+        });
+    }
+
+    /// Seen on an H200: servers that were given a budget never noted what else is on the card, so nobody could tell that a dead one's
+    /// memory was back (before its death was even noticed), and all waited for five seconds.
+    #[test]
+    fn memory_is_seen_to_be_back_beside_a_given_budget() {
+        with_dead(1000, |view| {
+            let header = &mut view.header;
+            (header.explicit_budget, header.budget, header.refreshed_ms) = (true, Bytes::mib(200), 0);
+            (header.non_pool, header.total) = (Bytes::ZERO, Bytes::gib(1));
+            let weights = Bytes::mib(300);
+            let used = Bytes(view.reserved().0 + weights.0);
+            let memory = MemoryInfo { total: Bytes::gib(1), free: Bytes::gib(1).saturating_sub(used) };
+            assert!(!refresh_budget(view, memory, 0.5, true, 900), "the budget stays as it was given");
+            assert_eq!((view.header.budget, view.header.non_pool), (Bytes::mib(200), weights));
+            assert!(!non_pool_falls(view, memory));
+            let early = MemoryInfo { free: Bytes(memory.free.0 + Bytes::mib(64).0), ..memory };
+            assert!(non_pool_falls(view, early), "memory that is back before anybody died");
+            assert!(!settle_returning(view, 1001, true, Some(used)), "the device has it still");
+            // The weights of the dead one went with it.
+            let left = used.saturating_sub(Bytes::mib(64 + 100));
+            assert!(settle_returning(view, 1001, true, Some(left)), "at the first look");
+            assert_eq!(view.reserved(), Bytes::mib(100));
         });
     }
 }

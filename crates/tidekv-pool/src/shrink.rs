@@ -87,7 +87,7 @@ impl Inner {
     fn unmap(&self, claims: &[PageClaim], refused: &mut Option<UnmapFailure>) -> u32 {
         assert_unlocked("an unmap");
         let pages: Vec<PageId> = claims.iter().map(|claim| claim.page).collect();
-        self.tell_spare();
+        self.tell_idle();
         let outcome = self.memory.unmap_pages(&pages, |page| self.table.lock().blocks.pages().fence(page));
         let kept: &[PageId] = outcome.as_ref().err().map_or(&[], |failure| failure.kept(&pages));
         let (failed, gone): (Vec<_>, Vec<_>) = claims.iter().partition(|claim| kept.contains(&claim.page));
@@ -134,7 +134,7 @@ impl Inner {
         assert_unlocked("an unmap");
         let pages: Vec<PageId> = claims.iter().map(|claim| claim.page).collect();
         // No step was ever given these.
-        self.tell_spare();
+        self.tell_idle();
         let outcome = self.memory.unmap_pages(&pages, |_| Fence::Step(Step(0)));
         let kept: &[PageId] = outcome.as_ref().err().map_or(&[], |failure| failure.kept(&pages));
         let gone = claims.len() - kept.len();

@@ -12,6 +12,7 @@ use support::{BLOCKS, Device, NO_WORK, PAGE, SOON, alloc, assert_balanced, pages
 use tidekv_core::blocks::BlockLease;
 use tidekv_core::units::{Bytes, GroupId};
 use tidekv_pool::{KvPool, PoolConfig, PoolError, ReclaimRequest, ReservePolicy, Share, Shortage};
+use tidekv_shm::LedgerView;
 
 #[test]
 fn idle_pages_of_one_pool_reach_another_that_waits() {
@@ -106,6 +107,89 @@ fn what_an_engine_only_keeps_goes_to_a_neighbour_that_waits() {
         waiting.join().unwrap().unwrap();
     });
     assert_eq!(device.entry(&busy).reserved, pages(7));
+}
+
+/// An allocation that would not wait finds what was asked for before it: nobody runs short while a neighbour only keeps.
+#[test]
+fn what_is_asked_for_ahead_is_there_when_it_is_allocated() {
+    let device = Device::new(8);
+    let (idle, busy) = (device.pool("idle"), device.pool("busy"));
+    let cached = alloc(&idle, 7 * BLOCKS);
+    alloc(&busy, BLOCKS);
+    idle.set_evictable(7 * BLOCKS);
+    // The word holds for a while; on a slow machine it is said again.
+    let asked = |view: &LedgerView| {
+        busy.ask(3 * BLOCKS).unwrap();
+        view.by_name("idle", GroupId(0)).is_some_and(|entry| entry.reclaim == pages(3))
+    };
+    device.until("the idle engine is asked", asked);
+    idle.free(&cached[..3 * BLOCKS as usize], NO_WORK).unwrap();
+    idle.set_evictable(4 * BLOCKS);
+    device.until("memory that was asked for", |_| {
+        busy.ask(3 * BLOCKS).unwrap();
+        busy.available() >= 3 * BLOCKS
+    });
+    assert_eq!(busy.snapshot().mapped_bytes, pages(1), "nothing was allocated");
+    busy.alloc_within(3 * BLOCKS, Duration::ZERO, &mut Vec::new()).unwrap();
+    assert_eq!(device.entry(&busy).wish, Bytes::ZERO, "what was given is no longer wished for");
+    assert_eq!(busy.snapshot().counters.failures, 0);
+}
+
+#[test]
+fn nobody_is_asked_for_what_is_free_or_forbidden() {
+    let device = Device::new(8);
+    let (idle, busy) = (device.pool("idle"), device.pool("busy"));
+    alloc(&idle, 4 * BLOCKS);
+    idle.set_evictable(4 * BLOCKS);
+    busy.ask(4 * BLOCKS).unwrap();
+    assert_eq!(device.entry(&busy).wish, Bytes::ZERO, "four pages are free");
+    busy.resize(pages(5)).unwrap();
+    let mut most = Bytes::ZERO;
+    device.until("a wish", |_| {
+        busy.ask(9 * BLOCKS).unwrap();
+        most = most.max(device.entry(&busy).wish);
+        most > Bytes::ZERO
+    });
+    assert_eq!(most, pages(5), "more than its limit is of no use to it");
+    device.until("the word expires", |_| device.entry(&busy).wish == Bytes::ZERO);
+}
+
+/// A neighbour above its share gives what it only keeps for what will be needed soon, and stops nothing that runs.
+#[test]
+fn a_wish_stops_nothing_that_runs() {
+    let device = Device::new(8);
+    let (running, wishing) = (device.pool("running"), device.pool("wishing"));
+    let leases = alloc(&running, 8 * BLOCKS);
+    running.set_evictable(BLOCKS);
+    device.until("a request", |view| {
+        wishing.ask(4 * BLOCKS).unwrap();
+        view.by_name("running", GroupId(0)).is_some_and(|entry| entry.reclaim > Bytes::ZERO)
+    });
+    let request = running.reclaim_requested();
+    // The word may have expired on a slow machine: then nothing is asked for.
+    assert!(request.pages <= 4 && request.firm_pages == 0, "{request:?}");
+    running.free(&leases, NO_WORK).unwrap();
+}
+
+#[test]
+fn what_an_engine_only_keeps_within_its_floor_stays() {
+    let device = Device::new(8);
+    let floor = Share { floor: pages(3), ..Share::default() };
+    let idle = KvPool::open(PoolConfig { share: floor, ..device.config("idle") }).unwrap();
+    let busy = device.pool("busy");
+    let cached = alloc(&idle, 4 * BLOCKS);
+    alloc(&busy, 4 * BLOCKS);
+    idle.set_evictable(4 * BLOCKS);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| busy.alloc_within(BLOCKS, SOON, &mut Vec::new()));
+        device.until("one page is asked for", |view| {
+            view.by_name("idle", GroupId(0)).is_some_and(|entry| entry.reclaim == pages(1))
+        });
+        idle.free(&cached[..BLOCKS as usize], NO_WORK).unwrap();
+        waiting.join().unwrap().unwrap();
+    });
+    assert!(busy.alloc_within(BLOCKS, Duration::from_millis(300), &mut Vec::new()).unwrap_err().is_exhausted());
+    assert_eq!(idle.reclaim_requested().pages, 0);
 }
 
 #[test]

@@ -26,6 +26,7 @@ use tidekv_ipc::LaneError;
 use tidekv_ipc::message::Balance;
 
 use super::error::{FleetError, PageMark, RankFault, RankId};
+use crate::owed::Owed;
 
 /// A rank by its place in the book: all ranks of stage 0, then those of stage 1, ...
 pub(crate) type RankIndex = usize;
@@ -98,8 +99,17 @@ struct Group {
     closed: bool,
     /// What every rank said last.
     reports: Vec<Report>,
-    /// Pages that the pool could give back without losing anything, as it last said.
-    spare: u32,
+    /// What the pool last said of its pages.
+    idle: IdlePages,
+}
+
+/// Pages that the pool could do without.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct IdlePages {
+    /// Those that could be given back without losing anything.
+    pub(crate) spare: u32,
+    /// Those that hold only what the engine keeps in case.
+    pub(crate) evictable: u32,
 }
 
 /// What a rank said of its device, and how many pages were spare when it said so.
@@ -112,9 +122,13 @@ struct Report {
 impl Report {
     /// What of the debt stands now. Spare pages are given first; those that are in use again since then are not owed
     /// any more, and must not be asked of the engine.
-    fn owed(self, spare: u32) -> u32 {
-        let from_spare = self.balance.owed_pages.min(self.told_spare);
-        self.balance.owed_pages - from_spare + from_spare.min(spare)
+    fn owed(self, spare: u32) -> Owed {
+        let standing = |owed: u32| {
+            let from_spare = owed.min(self.told_spare);
+            owed - from_spare + from_spare.min(spare)
+        };
+        let Balance { owed_pages, firm_pages, .. } = self.balance;
+        Owed { pages: standing(owed_pages), firm: standing(firm_pages.min(owed_pages)) }
     }
 }
 
@@ -316,7 +330,7 @@ impl FleetBook {
         }
         let reports = vec![Report::default(); ranks.len()];
         let marks = vec![Mark::Free; page_count as usize];
-        self.groups.insert(id, Group { ranks, marks, closed: false, reports, spare: 0 });
+        self.groups.insert(id, Group { ranks, marks, closed: false, reports, idle: IdlePages::default() });
         Ok(())
     }
 
@@ -363,20 +377,20 @@ impl FleetBook {
         }
     }
 
-    pub(crate) fn note_spare(&mut self, id: GroupId, pages: u32) {
+    pub(crate) fn note_idle(&mut self, id: GroupId, idle: IdlePages) {
         if let Some(group) = self.groups.get_mut(&id) {
-            group.spare = pages;
+            group.idle = idle;
         }
     }
 
-    pub(crate) fn spare(&self, id: GroupId) -> u32 {
-        self.groups.get(&id).map_or(0, |group| group.spare)
+    pub(crate) fn idle(&self, id: GroupId) -> IdlePages {
+        self.groups.get(&id).map_or(IdlePages::default(), |group| group.idle)
     }
 
     /// The most that any rank owes: a page is given back on all of them or on none.
-    pub(crate) fn owed(&self, id: GroupId, spare: u32) -> u32 {
+    pub(crate) fn owed(&self, id: GroupId, spare: u32) -> Owed {
         let reports = self.groups.get(&id).map_or(&[][..], |group| &group.reports);
-        reports.iter().map(|report| report.owed(spare)).max().unwrap_or(0)
+        reports.iter().map(|report| report.owed(spare)).fold(Owed::default(), Owed::max)
     }
 
     /// The least that any rank could have: a page is mapped on all of them or on none.

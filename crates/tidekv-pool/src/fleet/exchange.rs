@@ -21,9 +21,9 @@ use tidekv_core::pages::Fence;
 use tidekv_core::units::{GroupId, PageId, Step};
 use tidekv_fork::Birth;
 use tidekv_ipc::LaneError;
-use tidekv_ipc::message::{Answer, Balance, Deed, Heading, PAGES_MAX, RefusalKind, Verdict};
+use tidekv_ipc::message::{Deed, Heading, PAGES_MAX, RefusalKind, Verdict};
 
-use super::book::{FleetBook, Operation, RankIndex, Scope, Standing, Work, gravest};
+use super::book::{FleetBook, IdlePages, Operation, RankIndex, Scope, Standing, Work, gravest};
 use super::config::FleetConfig;
 use super::error::{FleetError, PageMark, RankFault};
 use super::tend::Tending;
@@ -273,7 +273,8 @@ impl Exchange {
             }
             // Nobody may forget what it is just being told, whether or not the book follows it.
             let settled = book.settled().min(epoch.saturating_sub(1));
-            Heading { epoch, settled, group, spare_pages: book.spare(group) }
+            let IdlePages { spare, evictable } = book.idle(group);
+            Heading { epoch, settled, group, spare_pages: spare, evictable_pages: evictable }
         };
         let mut said = Vec::new();
         for (stage, ranks) in by_stage {
@@ -284,9 +285,7 @@ impl Exchange {
                 let verdict = match answer.outcome {
                     Ok(answer) => {
                         book.answered(rank);
-                        let Answer { owed_pages, grantable_pages, .. } = answer;
-                        let balance = Balance { owed_pages, grantable_pages };
-                        book.note_balance(group, rank, balance, heading.spare_pages);
+                        book.note_balance(group, rank, answer.balance, heading.spare_pages);
                         Ok(answer.verdict)
                     }
                     Err(LaneError::TimedOut { waited }) => {

@@ -96,10 +96,12 @@ use tidekv_core::pages::Fence;
 use tidekv_core::units::{GroupId, PageId};
 use tidekv_ipc::broadcast::{Broadcaster, strategy};
 
+use crate::owed::Owed;
 use book::Standing;
 use exchange::{Exchange, Wires};
 use wire::Wire;
 
+pub(crate) use book::IdlePages;
 pub use book::Scope;
 pub use config::FleetConfig;
 pub use error::{FleetError, PageMark, RankFault, RankId};
@@ -374,13 +376,13 @@ impl OpenGroup {
         self.exchange.book().mark(self.group, page) != PageMark::Free
     }
 
-    /// What every order from now on says: so many pages could be given back without losing anything.
-    pub(crate) fn note_spare(&self, pages: u32) {
-        self.exchange.book().note_spare(self.group, pages);
+    /// What every order from now on says of pages that the pool could do without.
+    pub(crate) fn note_idle(&self, idle: IdlePages) {
+        self.exchange.book().note_idle(self.group, idle);
     }
 
     /// The most pages that neighbours of any rank are owed, now that so many are spare.
-    pub(crate) fn owed_pages(&self, spare_pages: u32) -> u32 {
+    pub(crate) fn owed(&self, spare_pages: u32) -> Owed {
         self.exchange.book().owed(self.group, spare_pages)
     }
 

@@ -50,7 +50,7 @@ struct MockWorker {
     /// What it says of its device.
     balance: Balance,
     /// What it was last told of.
-    spare_pages: u32,
+    idle: IdlePages,
 }
 
 impl MockWorker {
@@ -157,7 +157,7 @@ impl MockWorker {
         if !self.connected {
             return Err(LaneError::NotConnected);
         }
-        self.spare_pages = heading.spare_pages;
+        self.idle = IdlePages { spare: heading.spare_pages, evictable: heading.evictable_pages };
         let timed_out = Err(LaneError::TimedOut { waited: Duration::ZERO });
         if fate == Fate::Stopped {
             self.waiting.push((heading, deed.clone()));
@@ -181,9 +181,7 @@ impl MockWorker {
         if fate == Fate::LateAnswer {
             return timed_out;
         }
-        let Balance { owed_pages, grantable_pages } = self.balance;
-        let (epoch, instance) = (heading.epoch, self.instance);
-        Ok(Answer { sequence: 0, epoch, instance, owed_pages, grantable_pages, verdict })
+        Ok(Answer { sequence: 0, epoch: heading.epoch, instance: self.instance, balance: self.balance, verdict })
     }
 }
 
@@ -402,24 +400,26 @@ fn a_worker_that_contradicts_the_book_starts_over() {
 
 /// Orders say what is idle; of what a rank reports, the richest debt and the poorest device count.
 #[test]
-fn spare_pages_go_out_and_balances_come_back() {
+fn idle_pages_go_out_and_balances_come_back() {
     let (fleet, net) = fleet(&[2]);
     let group = fleet.group(G0, Scope::AllStages).open(PAGES).unwrap();
-    assert_eq!((group.owed_pages(8), group.grantable_pages()), (0, u32::MAX), "nobody has said anything");
+    let owed = |pages, firm| Owed { pages, firm };
+    assert_eq!((group.owed(8), group.grantable_pages()), (owed(0, 0), u32::MAX), "nobody has said anything");
     group.map(&ids(0..6)).unwrap();
-    group.note_spare(3);
-    lock(&net).stages[0][0].balance = Balance { owed_pages: 5, grantable_pages: 7 };
-    lock(&net).stages[0][1].balance = Balance { owed_pages: 2, grantable_pages: 1 };
+    let idle = IdlePages { spare: 3, evictable: 2 };
+    group.note_idle(idle);
+    lock(&net).stages[0][0].balance = Balance { owed_pages: 5, firm_pages: 1, grantable_pages: 7 };
+    lock(&net).stages[0][1].balance = Balance { owed_pages: 4, firm_pages: 4, grantable_pages: 1 };
     fleet.0.look_after(&mut fleet.0.wires());
-    assert!(lock(&net).stages[0].iter().all(|worker| worker.spare_pages == 3));
-    assert_eq!((group.owed_pages(3), group.grantable_pages()), (5, 1));
-    assert_eq!(group.owed_pages(1), 3, "two of the three idle pages are in use again");
-    assert_eq!(group.owed_pages(0), 2, "what is owed beyond idle pages stays owed");
-    assert_eq!(group.owed_pages(8), 5);
+    assert!(lock(&net).stages[0].iter().all(|worker| worker.idle == idle));
+    assert_eq!((group.owed(3), group.grantable_pages()), (owed(5, 4), 1), "what one rank must have is firm for all");
+    assert_eq!(group.owed(1), owed(3, 2), "two of the three idle pages are in use again");
+    assert_eq!(group.owed(0), owed(2, 1), "what is owed beyond idle pages stays owed");
+    assert_eq!(group.owed(8), owed(5, 4));
     // A rank that is gone owes nothing and bounds nothing.
     lock(&net).fates = VecDeque::from([Fate::Done, Fate::Closed]);
     assert!(group.map(&ids([6])).is_err());
-    assert_eq!((group.owed_pages(3), group.grantable_pages()), (5, 7));
+    assert_eq!((group.owed(3), group.grantable_pages()), (owed(5, 1), 7));
 }
 
 #[test]

@@ -9,14 +9,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use tidekv_core::share::{grantable, owed};
+use tidekv_core::share::grantable;
 use tidekv_core::units::{Bytes, PageId};
-use tidekv_ipc::message::{Balance, Refusal, RefusalKind, Verdict};
+use tidekv_ipc::message::{Balance, Order, Refusal, RefusalKind, Verdict};
 use tidekv_mem::{MapError, PageUse, Reservation, UnmapError};
 use tidekv_shm::{EventKind, LedgerView, Note, Reason};
 
 use super::book::{Plan, WorkerBook};
 use crate::account::{Account, Asker, Figures, Grant, LEDGER_PATIENCE};
+use crate::fleet::IdlePages;
+use crate::owed::{Owed, pages_of};
 
 /// What is owed and what is left is looked up no more often than this, unless what is idle changes.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -29,9 +31,9 @@ pub(super) struct WorkerGroup {
     reservation: Arc<Reservation>,
     account: Account,
     book: WorkerBook,
-    owed_pages: u32,
-    /// Idle pages, which the scheduler alone knows: as it last said.
-    spare_pages: u32,
+    owed: Owed,
+    /// What the scheduler alone knows: as it last said.
+    idle: IdlePages,
     looked: Option<Instant>,
     maintained: Option<Instant>,
 }
@@ -39,7 +41,15 @@ pub(super) struct WorkerGroup {
 impl WorkerGroup {
     pub(super) fn new(reservation: Arc<Reservation>, account: Account) -> Self {
         let book = WorkerBook::new(reservation.placement().page_count());
-        Self { reservation, account, book, owed_pages: 0, spare_pages: 0, looked: None, maintained: None }
+        Self {
+            reservation,
+            account,
+            book,
+            owed: Owed::default(),
+            idle: IdlePages::default(),
+            looked: None,
+            maintained: None,
+        }
     }
 
     pub(super) fn reservation(&self) -> &Arc<Reservation> {
@@ -50,15 +60,16 @@ impl WorkerGroup {
         self.book.settle(settled);
     }
 
-    /// So many pages are idle at the scheduler.
-    pub(super) fn hear_spare(&mut self, pages: u32) {
-        if std::mem::replace(&mut self.spare_pages, pages) != pages {
+    /// So many pages the scheduler could do without.
+    pub(super) fn hear_idle(&mut self, order: &Order) {
+        let idle = IdlePages { spare: order.spare_pages, evictable: order.evictable_pages };
+        if std::mem::replace(&mut self.idle, idle) != idle {
             self.looked = None;
         }
     }
 
     fn figures(&self) -> Figures {
-        Figures { spare: self.bytes_of(self.spare_pages as usize), reclaim: Bytes::ZERO }
+        Figures { spare: self.bytes_of(self.idle.spare as usize), reclaim: Bytes::ZERO }
     }
 
     pub(super) fn held(&self) -> Vec<PageId> {
@@ -155,7 +166,7 @@ impl WorkerGroup {
         let held = self.book.held();
         let left = self.give_back(&held);
         self.book.forget(left);
-        (self.owed_pages, self.spare_pages) = (0, 0);
+        (self.owed, self.idle) = (Owed::default(), IdlePages::default());
     }
 
     /// Unmaps and tells the ledger. Says what the driver would not take back.
@@ -181,7 +192,8 @@ impl WorkerGroup {
         let notes = vec![Note::new(EventKind::Trimmed, Reason::Engine, bytes)];
         self.account.release(bytes, self.figures(), notes);
         // Paid at once: a scheduler that heard the old figure with this answer would evict for it.
-        self.owed_pages = self.owed_pages.saturating_sub(u32::try_from(gone).unwrap_or(u32::MAX));
+        let gone = u32::try_from(gone).unwrap_or(u32::MAX);
+        self.owed = Owed { pages: self.owed.pages.saturating_sub(gone), firm: self.owed.firm.saturating_sub(gone) };
         left
     }
 
@@ -189,11 +201,12 @@ impl WorkerGroup {
     pub(super) fn balance(&mut self) -> Balance {
         if self.looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
             self.looked = Some(Instant::now());
-            self.owed_pages = self.look().map_or(0, |(view, me)| self.weigh(&view, me));
+            self.owed = self.look().map_or(Owed::default(), |(view, me)| self.weigh(&view, me));
         }
         // Every update of the ledger notes it too, so it is never older than our own last grant.
         let grantable = self.account.headroom().0 / self.bytes_of(1).0;
-        Balance { owed_pages: self.owed_pages, grantable_pages: u32::try_from(grantable).unwrap_or(u32::MAX) }
+        let grantable_pages = u32::try_from(grantable).unwrap_or(u32::MAX);
+        Balance { owed_pages: self.owed.pages, firm_pages: self.owed.firm, grantable_pages }
     }
 
     fn look(&self) -> Option<(LedgerView, usize)> {
@@ -203,14 +216,15 @@ impl WorkerGroup {
     }
 
     /// What is owed, in pages; what could be had is noted.
-    fn weigh(&self, view: &LedgerView, me: usize) -> u32 {
+    fn weigh(&self, view: &LedgerView, me: usize) -> Owed {
         let entry = &view.entries[me];
         let mut claims = view.pool_claims();
         claims[me] = self.account.claim(entry, self.figures());
         self.account.note_headroom(grantable(view.header.budget, &claims, me));
-        let over = claims[me].held.saturating_sub(entry.limit.min(entry.ceiling));
-        let bytes = owed(view.header.budget, &claims, me).max(over);
-        u32::try_from(bytes.0.div_ceil(self.bytes_of(1).0)).unwrap_or(u32::MAX)
+        let over = pages_of(claims[me].held.saturating_sub(entry.limit.min(entry.ceiling)), self.bytes_of(1));
+        let evictable = self.bytes_of(self.idle.evictable as usize);
+        // A limit is firm.
+        Owed::on_device(view, claims, me, evictable, self.bytes_of(1)).max(Owed { pages: over, firm: over })
     }
 
     /// What a pool's background thread does for its entry: expired demand, dead neighbours, figures.

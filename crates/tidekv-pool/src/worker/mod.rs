@@ -248,7 +248,7 @@ impl Handler for Hand {
         let mut groups = self.groups.lock();
         let Some(group) = groups.get_mut(&order.group) else { return unknown(order.group) };
         group.settle(order.settled);
-        group.hear_spare(order.spare_pages);
+        group.hear_idle(order);
         match &order.deed {
             Deed::Map { pages, ahead } => group.map(order.epoch, pages, *ahead),
             Deed::Unmap { pages, after } => {
@@ -264,7 +264,7 @@ impl Handler for Hand {
     fn balance(&mut self, order: &Order) -> Balance {
         let mut groups = self.groups.lock();
         let Some(group) = groups.get_mut(&order.group) else { return Balance::default() };
-        group.hear_spare(order.spare_pages);
+        group.hear_idle(order);
         group.balance()
     }
 

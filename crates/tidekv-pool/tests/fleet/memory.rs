@@ -146,6 +146,36 @@ fn idle_pages_below_the_share_go_to_a_neighbour_of_one_rank_at_once() {
     wait_for("none is left", || crew.entry(1, G0).is_some_and(|entry| entry.idle == Bytes::ZERO));
 }
 
+/// Each holds its share of rank 1's device, and the engine's part is only kept: workers learn that from the scheduler alone.
+#[test]
+fn what_the_engine_only_keeps_goes_to_a_neighbour_of_one_rank_and_is_not_firm() {
+    let crew = Crew::with(&[2], &[PAGES, 12], 1);
+    let fleet = crew.fleet("ring");
+    let pool = crew.pool(&fleet);
+    let mut leases = Vec::new();
+    pool.alloc(6 * BLOCKS, &mut leases).unwrap();
+    let other = neighbour(&crew);
+    let mut theirs = Vec::new();
+    other.alloc(6 * BLOCKS, &mut theirs).unwrap();
+    pool.set_evictable(4 * BLOCKS);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| other.alloc_within(5 * BLOCKS, Duration::from_secs(60), &mut theirs));
+        wait_for("the engine is asked for what it keeps, and for no more", || pool.reclaim_requested().pages == 4);
+        assert_eq!(pool.reclaim_requested().firm_pages, 0, "the pool is within its share");
+        pool.free(&leases[3 * BLOCKS as usize..], NO_WORK).unwrap();
+        pool.set_evictable(BLOCKS);
+        // One more was evictable; then the neighbour waits in vain, and the engine is left alone.
+        wait_for("one page is still asked for", || pool.reclaim_requested().pages == 1);
+        pool.set_evictable(0);
+        wait_for("nothing is asked for any more", || pool.reclaim_requested().pages == 0);
+        // The two that are missing come from a request that ends.
+        pool.free(&leases[BLOCKS as usize..3 * BLOCKS as usize], NO_WORK).unwrap();
+        waiting.join().unwrap().unwrap();
+    });
+    crew.at_rest(&fleet, &pool);
+    assert_eq!((pool.snapshot().mapped_bytes, other.snapshot().mapped_bytes), (pages(1), pages(11)));
+}
+
 /// Events of a device, from the first on.
 fn events(crew: &Crew, device: &DeviceName) -> Vec<Event> {
     let reader = EventReader::open(&crew.runtime_dir(), device).unwrap();

@@ -8,7 +8,7 @@
 //!   returned        who strikes it out  what is back              -
 //!   granted         its owner           what it may map           need, ahead
 //!   undone          its owner           a grant taken back        device
-//!   asked           its owner           what it waits for         need
+//!   asked           its owner           what it waits for         need, ahead
 //!   refused         its owner           what was not given        limit ceiling held floors waiters device
 //!                                                                 driver lock-timeout never-fits
 //!   evict-asked     its owner           what the engine must free neighbours, over-budget, limit
@@ -105,7 +105,7 @@ words! {
         None = 0 "none",
         /// An allocation needed it.
         Need = 1 "need",
-        /// Mapped ahead of need.
+        /// Mapped or asked for ahead of need.
         Ahead = 2 "ahead",
         /// The pool's limit.
         Limit = 3 "limit",

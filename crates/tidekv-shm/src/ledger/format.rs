@@ -102,6 +102,7 @@ mod slot_at {
     pub(super) const TRIM_REQUEST: usize = 176;
     pub(super) const TRIM_DONE: usize = 184;
     pub(super) const NAME: usize = 192;
+    pub(super) const WISH: usize = 272;
 }
 
 const STATE_LIVE: u32 = 1;
@@ -282,6 +283,7 @@ fn decode_entry(slot: u32, record: &Record) -> Option<LedgerEntry> {
         returning_since_ms: word(record, slot_at::RETURNING_SINCE_MS),
         trim_request: word(record, slot_at::TRIM_REQUEST),
         trim_done: word(record, slot_at::TRIM_DONE),
+        wish: bytes_at(record, slot_at::WISH),
     })
 }
 
@@ -325,6 +327,7 @@ fn encode_entry(entry: &LedgerEntry, old: &Record) -> Option<Record> {
         (slot_at::RETURNING_SINCE_MS, entry.returning_since_ms),
         (slot_at::TRIM_REQUEST, entry.trim_request),
         (slot_at::TRIM_DONE, entry.trim_done),
+        (slot_at::WISH, entry.wish.0),
     ] {
         put(&mut record, at, &value.to_le_bytes());
     }

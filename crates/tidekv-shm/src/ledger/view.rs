@@ -116,6 +116,8 @@ pub struct LedgerEntry {
     pub trim_request: u64,
     /// The last of these requests that it has carried out.
     pub trim_done: u64,
+    /// What it will want soon beyond `reserved` and `demand`: worth what others only keep, and no request of theirs.
+    pub wish: Bytes,
 }
 
 /// How often things happened to a pool.
@@ -287,6 +289,7 @@ impl LedgerEntry {
             returning_since_ms: 0,
             trim_request: 0,
             trim_done: 0,
+            wish: Bytes::ZERO,
         }
     }
 

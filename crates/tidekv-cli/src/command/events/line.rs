@@ -112,6 +112,9 @@ pub(super) fn sentence(event: &Event) -> String {
         EventKind::Granted if event.reason == Reason::Ahead => format!("+{bytes} ahead of need; {holds}"),
         EventKind::Granted => format!("+{bytes}; {holds}"),
         EventKind::Undone => format!("-{bytes} of a grant: the device did not have the memory; holds {held}"),
+        EventKind::Asked if event.reason == Reason::Ahead => {
+            format!("{bytes} more soon; {holds}, and {free} were free for it")
+        }
         EventKind::Asked => format!("{bytes} more; {holds}, and {free} were free for it"),
         EventKind::Refused => format!("{bytes}: {}", refusal(event)),
         EventKind::EvictAsked => format!("its engine is to free {bytes}{}", for_whom(event)),
