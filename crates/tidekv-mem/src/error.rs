@@ -7,6 +7,11 @@ use tidekv_core::units::{Bytes, PageId};
 
 use crate::meter::Call;
 
+/// CUresults behind which a context is of no use: `DEINITIALIZED`, `ECC_UNCORRECTABLE`, `NVLINK_UNCORRECTABLE`, `ILLEGAL_ADDRESS`,
+/// `LAUNCH_TIMEOUT`, `CONTEXT_IS_DESTROYED`, `ASSERT`, `HARDWARE_STACK_ERROR`, `ILLEGAL_INSTRUCTION`, `MISALIGNED_ADDRESS`,
+/// `INVALID_ADDRESS_SPACE`, `INVALID_PC`, `LAUNCH_FAILED`, `CONTAINED`, `UNKNOWN`.
+const LOST: [i32; 15] = [4, 214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 999];
+
 /// A call that did not do what it was asked to.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -107,6 +112,12 @@ impl MemError {
     /// Whether memory ran out, whichever system said so.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::OutOfMemory { .. })
+    }
+
+    /// Whether the driver said that the device, or this process's context on it, is lost: every later call answers the same, and only a
+    /// new process can use the device again.
+    pub fn is_device_lost(&self) -> bool {
+        matches!(self, Self::Driver { code, .. } if LOST.contains(code))
     }
 
     pub(crate) fn system(call: &'static str, doing: &'static str, source: rustix::io::Errno) -> Self {

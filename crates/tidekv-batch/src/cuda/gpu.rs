@@ -24,6 +24,7 @@ driver_functions! {
         launch = "cuLaunchKernel"(CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void);
         copy_in = "cuMemcpyHtoDAsync_v2"(CUdeviceptr, *const c_void, usize, CUstream);
         copy_out = "cuMemcpyDtoHAsync_v2"(*mut c_void, CUdeviceptr, usize, CUstream);
+        copy_within = "cuMemcpyDtoDAsync_v2"(CUdeviceptr, CUdeviceptr, usize, CUstream);
         stream_create = "cuStreamCreate"(*mut CUstream, c_uint);
         stream_destroy = "cuStreamDestroy_v2"(CUstream);
         stream_synchronize = "cuStreamSynchronize"(CUstream);
@@ -305,6 +306,18 @@ impl Stream {
     pub unsafe fn copy_out(&self, to: *mut u8, from: u64, bytes: usize) -> Result<(), MemError> {
         // SAFETY: the caller's promise.
         unsafe { call!(self.gpu, copy_out(to.cast(), from, bytes, self.raw)) }
+    }
+
+    /// Copies from one place of the device to another without waiting. The context is current.
+    ///
+    /// # Safety
+    /// As [`copy_in`](Self::copy_in); the two places do not overlap.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub unsafe fn copy_within(&self, to: u64, from: u64, bytes: usize) -> Result<(), MemError> {
+        // SAFETY: the caller's promise.
+        unsafe { call!(self.gpu, copy_within(to, from, bytes, self.raw)) }
     }
 
     /// A graph of what `enqueue` puts on this stream.

@@ -83,7 +83,7 @@ impl HostBudget {
 }
 
 /// What is left to the rest of the machine: 2 % of it, within reason.
-fn headroom(total: Bytes) -> Bytes {
+pub(super) fn headroom(total: Bytes) -> Bytes {
     Bytes((total.0 / 50).clamp(HEADROOM_MIN, HEADROOM_MAX))
 }
 

@@ -12,6 +12,7 @@
 //! `MADV_DONTFORK`: a forked child keeps none of the memory alive.
 
 mod budget;
+mod bulk;
 mod raw;
 mod region;
 pub mod system_memory;
@@ -27,6 +28,7 @@ use crate::meter::{Call, CallMeter};
 use crate::reservation::check_granular;
 use crate::{Backend, Capabilities, MemError, MemoryInfo, RawPages, Region, RegionOptions};
 use budget::HostBudget;
+pub use bulk::BulkMemory;
 
 /// Size of the processor's pages behind our pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
