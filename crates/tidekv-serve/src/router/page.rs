@@ -1,4 +1,4 @@
-//! The dashboard: one page of four files, which are a part of the program. Nothing on it comes from elsewhere, and the browser is told
+//! The dashboard: one page of a few files, which are a part of the program. Nothing on it comes from elsewhere, and the browser is told
 //! to see to that.
 
 use std::sync::Arc;
@@ -12,12 +12,24 @@ use super::Gateway;
 
 const POLICY: &str = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
 
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+const FILES: [(&str, &str, &str); 7] = [
+    ("/", HTML, include_str!("dashboard/index.html")),
+    ("/app.css", CSS, include_str!("dashboard/app.css")),
+    ("/icon.svg", "image/svg+xml", include_str!("dashboard/icon.svg")),
+    ("/app.js", SCRIPT, include_str!("dashboard/app.js")),
+    ("/changes.js", SCRIPT, include_str!("dashboard/changes.js")),
+    ("/parts.js", SCRIPT, include_str!("dashboard/parts.js")),
+    ("/words.js", SCRIPT, include_str!("dashboard/words.js")),
+];
+
 pub(super) fn pages() -> Router<Arc<Gateway>> {
-    Router::new()
-        .route("/", get(async || file("text/html; charset=utf-8", include_str!("dashboard/index.html"))))
-        .route("/app.css", get(async || file("text/css; charset=utf-8", include_str!("dashboard/app.css"))))
-        .route("/icon.svg", get(async || file("image/svg+xml", include_str!("dashboard/icon.svg"))))
-        .route("/app.js", get(async || file("text/javascript; charset=utf-8", include_str!("dashboard/app.js"))))
+    FILES
+        .into_iter()
+        .fold(Router::new(), |router, (path, kind, text)| router.route(path, get(async move || file(kind, text))))
 }
 
 fn file(kind: &'static str, text: &'static str) -> Response {

@@ -17,7 +17,7 @@ PAGE = Path(__file__).parents[2] / "src/router/dashboard"
 FILES = {
     "/": ("index.html", "text/html"),
     "/app.css": ("app.css", "text/css"),
-    "/app.js": ("app.js", "text/javascript"),
+    **{f"/{name}": (name, "text/javascript") for name in ("app.js", "changes.js", "parts.js", "words.js")},
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 POLICY = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"

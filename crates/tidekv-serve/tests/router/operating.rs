@@ -111,7 +111,8 @@ fn the_pages_of_kvcached() {
 #[test]
 fn the_page_comes_with_its_policy() {
     let router = Running::one(settings(), &Arc::default());
-    for (path, kind) in [("/", "text/html"), ("/app.css", "text/css"), ("/app.js", "text/javascript")] {
+    let scripts = ["/app.js", "/changes.js", "/parts.js", "/words.js"].map(|path| (path, "text/javascript"));
+    for (path, kind) in [("/", "text/html"), ("/app.css", "text/css")].into_iter().chain(scripts) {
         let answer = router.send("GET", path, &[], "");
         assert!(answer.status == 200 && answer.head.contains(kind), "{path}: {}", answer.head);
         assert!(answer.head.contains("content-security-policy: default-src 'self'"), "{}", answer.head);

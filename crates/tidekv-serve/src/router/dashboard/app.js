@@ -1,190 +1,20 @@
-"use strict";
 /* The dashboard: listens to /api/events, draws what it hears, and sends what the controls ask for.
 
      /api/events ── status, pools, decision, problem ──> history (3 minutes) ──> tables and plots, once a second
-     controls ── POST, with the key ──> a sentence: done, or why not
+     controls ── changes.js: POST, with the key ──> a sentence: done, or why not
 
-   Rows and cards are made once and then changed in place, so that focus, open forms and half-typed words stay. Everything that
-   comes from elsewhere is put in as text, never as HTML. The key lives in this tab alone. */
+   Rows and cards are made once and then changed in place (parts.js), so that focus, open forms and half-typed words stay. */
 
-const WINDOW_S = 180;
+import { act, authorization, change, onSubmit, problem, reason, showKey } from "./changes.js";
+import { $, Figures, History, Keyed, Plot, colour, fromTemplate, make, pictures, say, seriesOf } from "./parts.js";
+import { bytes, millis, pair, percent, rate, seconds } from "./words.js";
+
 const KEPT_DECISIONS = 200;
 const RETRY_MS = [1000, 2000, 4000, 8000];
-const $ = (id) => document.getElementById(id);
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
-const state = { status: null, pools: [], paused: false, plots: true, plotted: 0 };
-
-/* ---- words for figures ---- */
-
-function bytes(count) {
-  if (count === null || count === undefined) return "none";
-  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-  let at = 0;
-  while (count >= 1024 && at < units.length - 1) { count /= 1024; at += 1; }
-  return `${at === 0 || count >= 100 ? Math.round(count) : count.toFixed(1).replace(/\.0$/, "")} ${units[at]}`;
-}
-
-function seconds(count) {
-  if (count === null || count === undefined) return "–";
-  if (count < 60) return `${Math.floor(count)} s`;
-  if (count < 3600) return `${Math.floor(count / 60)} min`;
-  if (count < 172800) return `${Math.floor(count / 3600)} h`;
-  return `${Math.floor(count / 86400)} d`;
-}
-
-function millis(count) {
-  if (count === null || count === undefined) return "–";
-  if (count >= 10000) return `${(count / 1000).toFixed(1)} s`;
-  return `${count >= 100 ? Math.round(count) : count.toFixed(1)} ms`;
-}
-
-const percent = (part) => `${(100 * part).toFixed(part < 0.1 ? 1 : 0)} %`;
-const rate = (count) => (count === null || count === undefined ? "–" : count.toFixed(count < 10 ? 2 : 0));
-const pair = (word, both) => `${word(both?.p50)} / ${word(both?.p99)}`;
-
-/* ---- elements ---- */
-
-function make(name, properties = {}, ...children) {
-  const element = Object.assign(document.createElement(name), properties);
-  element.append(...children);
-  return element;
-}
-
-/** Changes text only where it differs, so that nothing is announced or drawn for nothing. */
-function say(element, text) {
-  if (element.textContent !== text) element.textContent = text;
-}
-
-const fromTemplate = (id) => $(id).content.firstElementChild.cloneNode(true);
-
-/** One element for each name, in their order: made once, kept while the name is there. */
-class Keyed {
-  constructor(parent, create) {
-    Object.assign(this, { parent, create, kept: new Map() });
-  }
-  show(names) {
-    this.parent.querySelectorAll(":scope > .empty").forEach((empty) => { empty.hidden = names.length > 0; });
-    for (const [name, kept] of this.kept) {
-      if (!names.includes(name)) { kept.element.remove(); this.kept.delete(name); }
-    }
-    let before = null;
-    return names.map((name) => {
-      if (!this.kept.has(name)) this.kept.set(name, this.create(name));
-      const kept = this.kept.get(name);
-      const place = before ? before.nextElementSibling : this.parent.querySelector(":scope > :not(.empty)");
-      if (place !== kept.element) this.parent.insertBefore(kept.element, place);
-      before = kept.element;
-      return kept;
-    });
-  }
-}
-
-/** A small table of names and values that is changed in place. */
-class Figures {
-  constructor(body) {
-    this.rows = new Keyed(body, (name) => {
-      const [key, value] = [make("span"), make("td", { className: "number" })];
-      key.setAttribute("aria-hidden", "true");
-      const head = make("th", { scope: "row" }, key, make("span", { textContent: name }));
-      return { element: make("tr", {}, head, value), key, value };
-    });
-  }
-  show(rows) {
-    const shown = this.rows.show(rows.map((row) => row.name));
-    shown.forEach((kept, at) => {
-      kept.key.className = rows[at].key ? `key ${rows[at].key}` : "";
-      say(kept.value, rows[at].value);
-    });
-  }
-}
-
-/* ---- history and plots ---- */
-
-/** Samples of the last minutes under one name: {at, ...figures}. */
-class History {
-  constructor() { this.samples = new Map(); }
-  add(name, sample) {
-    if (!this.samples.has(name)) this.samples.set(name, []);
-    const samples = this.samples.get(name);
-    samples.push(sample);
-    while (samples[0].at < sample.at - WINDOW_S - 2) samples.shift();
-  }
-  of(name) { return this.samples.get(name) ?? []; }
-  keep(names) {
-    for (const name of this.samples.keys()) if (!names.includes(name)) this.samples.delete(name);
-  }
-}
-
-const WIDTH = 600, HEIGHT = 100;
-
-/** Areas one upon the other, and lines. What it shows is also in the table beside it; its label says the latest in words. */
-class Plot {
-  constructor(title, word) {
-    this.element = fromTemplate("figure");
-    this.svg = this.element.querySelector("svg");
-    this.most = this.element.querySelector(".most");
-    this.word = word;
-    this.title = title;
-    this.element.querySelector(".title").textContent = title;
-    for (const y of [25, 50, 75]) this.shape("line", "grid-line", { x1: 0, x2: WIDTH, y1: y, y2: y });
-    this.shapes = new Map();
-  }
-  shape(kind, className, attributes) {
-    const shape = document.createElementNS("http://www.w3.org/2000/svg", kind);
-    shape.setAttribute("class", className);
-    for (const [name, value] of Object.entries(attributes)) shape.setAttribute(name, value);
-    this.svg.append(shape);
-    return shape;
-  }
-  /** `areas` and `lines`: [{name, className, samples: [[at, value], ...]}], areas from below. */
-  draw(now, areas, lines, summary) {
-    if (!state.plots) return;
-    const stacked = stack(areas);
-    const highest = Math.max(...[...stacked, ...lines].flatMap((series) => series.samples.map((sample) => sample[sample.length - 1])), 0);
-    const top = highest > 0 ? highest * 1.08 : 1;
-    const x = (at) => Math.max(0, Math.min(WIDTH, WIDTH * (1 - (now - at) / WINDOW_S))).toFixed(1);
-    const y = (value) => (HEIGHT * (1 - value / top)).toFixed(2);
-    const wanted = new Map();
-    for (const { name, className, samples } of stacked) {
-      const upper = samples.map(([at, , high]) => `${x(at)},${y(high)}`);
-      const lower = samples.map(([at, low]) => `${x(at)},${y(low)}`).reverse();
-      wanted.set(name, ["polygon", className, samples.length > 1 ? [...upper, ...lower].join(" ") : ""]);
-    }
-    for (const { name, className, samples } of lines) {
-      const points = samples.filter(([, value]) => value !== null).map(([at, value]) => `${x(at)},${y(value)}`);
-      wanted.set(name, ["polyline", className, points.length > 1 ? points.join(" ") : ""]);
-    }
-    for (const [name, shape] of this.shapes) if (!wanted.has(name)) { shape.remove(); this.shapes.delete(name); }
-    for (const [name, [kind, className, points]] of wanted) {
-      if (!this.shapes.has(name)) this.shapes.set(name, this.shape(kind, className, {}));
-      const shape = this.shapes.get(name);
-      shape.setAttribute("class", className);
-      shape.setAttribute("points", points);
-    }
-    say(this.most, highest > 0 ? `highest ${this.word(highest)}` : "");
-    this.svg.setAttribute("aria-label", `${this.title}, last 3 minutes. ${summary}`);
-  }
-}
-
-/** Areas with [at, value] become areas with [at, low, high], one upon the other; a sample that one lacks counts as 0. */
-function stack(areas) {
-  const times = [...new Set(areas.flatMap((area) => area.samples.map(([at]) => at)))].sort((a, b) => a - b);
-  const low = new Map(times.map((at) => [at, 0]));
-  return areas.map((area) => {
-    const own = new Map(area.samples);
-    const samples = times.map((at) => {
-      const from = low.get(at);
-      low.set(at, from + (own.get(at) ?? 0));
-      return [at, from, low.get(at)];
-    });
-    return { ...area, samples };
-  });
-}
-
+const state = { status: null, pools: [], paused: false, plotted: 0 };
 const pools = new History(), models = new History(), devices = new History();
-const seriesOf = (history, name, figure) => history.of(name).map((sample) => [sample.at, figure(sample)]);
-const colour = (at) => `c${at % 8}`;
 
 /* ---- devices ---- */
 
@@ -360,9 +190,8 @@ function decided({ time, model, pool, action, reason }) {
 function draw(force = false) {
   if (state.paused && !force) return;
   const now = Date.now() / 1000;
-  // Who asked for less motion gets new pictures now and then, and the figures all the time.
-  state.plots = force || !still.matches || now - state.plotted >= 5;
-  if (state.plots) state.plotted = now;
+  pictures.due = force || !still.matches || now - state.plotted >= 5;
+  if (pictures.due) state.plotted = now;
   const status = state.status;
   if (status) say($("about"), `${status.version} · up ${seconds(status.uptime_s)}`);
   drawDevices(now);
@@ -380,7 +209,7 @@ function heardStatus(status) {
   for (const device of status.devices) devices.add(device.name, { at, budget_bytes: device.budget_bytes ?? null });
   models.keep(status.models.map((model) => model.name));
   devices.keep(status.devices.map((device) => device.name));
-  showKey();
+  showKey(status.auth_required);
 }
 
 function heardPools(heard) {
@@ -454,114 +283,6 @@ function link(kind, text) {
   say($("link-text"), text);
 }
 
-/* ---- changing ---- */
-
-function authorization() {
-  const key = readKey();
-  return key ? { Authorization: `Bearer ${key}` } : {};
-}
-
-/** Why a request was refused: the router's own words where it has any. */
-async function reason(response) {
-  const text = await response.text();
-  try {
-    const body = JSON.parse(text);
-    return body.error?.message ?? body.message ?? body.detail ?? response.statusText;
-  } catch {
-    return text.trim().slice(0, 200) || response.statusText;
-  }
-}
-
-/** Asks for a change; says what came of it. */
-async function change(path, body, what, done) {
-  let why;
-  try {
-    const headers = { ...authorization() };
-    if (body) headers["Content-Type"] = "application/json";
-    const response = await fetch(path, { method: "POST", headers, body: body && JSON.stringify(body) });
-    if (response.ok) {
-      const answer = await response.json().catch(() => ({}));
-      if (answer.success !== false) {
-        clearProblems();
-        say($("said"), `${what} ${done}.`);
-        return true;
-      }
-      why = answer.message ?? "the router did not say why";
-    } else {
-      why = await reason(response);
-      if (response.status === 401) why += readKey() ? " (the key above is not the right one)" : " (enter the key above)";
-    }
-  } catch (error) {
-    why = `the router cannot be reached: ${error.message}`;
-  }
-  say($("said"), "");
-  problem(`${what} was not changed: ${why}`);
-  return false;
-}
-
-async function act(button, action) {
-  if (button.disabled) return;
-  const had = document.activeElement === button;
-  button.disabled = true;
-  try {
-    return await action();
-  } finally {
-    button.disabled = false;
-    // A button that is switched off loses the focus, and whoever pressed it with a key would lose the place.
-    if (had && document.activeElement === document.body) button.focus();
-  }
-}
-
-function onSubmit(form, send) {
-  form.addEventListener("submit", async (event) => {
-    event.preventDefault();
-    const done = await act(form.querySelector("button[type=submit]"), async () => send(form));
-    if (done) form.reset();
-  });
-}
-
-function problem(text) {
-  if ([...$("problems").children].some((shown) => shown.firstChild.textContent === text)) return;
-  const close = make("button", { type: "button", textContent: "Dismiss" });
-  const shown = make("div", { className: "problem" }, make("span", { textContent: text }), close);
-  close.addEventListener("click", () => { shown.remove(); $("main").focus(); });
-  $("problems").append(shown);
-  while ($("problems").childElementCount > 3) $("problems").firstElementChild.remove();
-}
-
-function clearProblems() {
-  $("problems").replaceChildren();
-}
-
-/* ---- the key ---- */
-
-let keyInMemory = "";
-
-function readKey() {
-  try { return sessionStorage.getItem("tidekv-key") ?? keyInMemory; } catch { return keyInMemory; }
-}
-
-function writeKey(key) {
-  keyInMemory = key;
-  try {
-    if (key) sessionStorage.setItem("tidekv-key", key); else sessionStorage.removeItem("tidekv-key");
-  } catch { /* A browser that keeps nothing: memory does. */ }
-  showKey();
-}
-
-function showKey() {
-  const has = readKey() !== "";
-  const needs = state.status?.auth_required;
-  say($("key-state"), has ? "kept in this tab" : needs ? "needed for changes" : "");
-  $("forget").hidden = !has;
-}
-
-$("key-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  writeKey($("key").value.trim());
-  $("key").value = "";
-});
-$("forget").addEventListener("click", () => { writeKey(""); $("key").focus(); });
 $("pause").addEventListener("click", () => {
   state.paused = !state.paused;
   $("pause").setAttribute("aria-pressed", String(state.paused));
