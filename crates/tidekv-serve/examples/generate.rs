@@ -8,7 +8,7 @@ use std::time::Instant;
 use tidekv_core::geometry::ChunkChoice;
 use tidekv_core::units::Bytes;
 use tidekv_pool::ReservePolicy;
-use tidekv_serve::config::{ComputeChoice, EngineConfig, KvMode};
+use tidekv_serve::config::{ComputeChoice, EngineConfig, KvBudget, KvChoice};
 use tidekv_serve::engine;
 use tidekv_serve::handle::{Event, GenerateRequest, Prompt, Sampling};
 use tidekv_shm::{PoolName, RuntimeDir};
@@ -22,8 +22,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let dir = tempfile::tempdir()?;
     let engine = engine::start(EngineConfig {
         model: model.parse()?,
-        kv: KvMode::Elastic,
-        kv_budget: Bytes::gib(1),
+        kv: KvChoice::Elastic,
+        kv_budget: KvBudget::Given(Bytes::gib(1)),
         pool_name: PoolName::new("generate")?,
         runtime_dir: RuntimeDir::at(dir.path()),
         compute: ComputeChoice::Auto,

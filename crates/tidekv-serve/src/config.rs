@@ -23,9 +23,9 @@ pub struct EngineConfig {
     /// Which weights.
     pub model: ModelSource,
     /// Where KV memory comes from.
-    pub kv: KvMode,
+    pub kv: KvChoice,
     /// What all pools of the device may hold together; for [`KvMode::Static`] also the most that may be mapped at start.
-    pub kv_budget: Bytes,
+    pub kv_budget: KvBudget,
     /// The pool's name, as `kvctl list` shows it. When a living pool has it already, a number is added.
     pub pool_name: PoolName,
     /// Folder of segments and ledgers.
@@ -119,6 +119,20 @@ impl KvMode {
             Self::Static(_) => "static",
         }
     }
+}
+
+/// What all pools of a device may hold together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum KvBudget {
+    /// So much.
+    Given(Bytes),
+    /// Nobody said: on a GPU what the card has, on the processor a little.
+    Derived {
+        /// The part of the card that weights, pools and all others may fill together; above 0 and at most 1.
+        utilization: f64,
+        /// On the processor, which has no memory of its own.
+        host: Bytes,
+    },
 }
 
 /// What computes.
@@ -226,7 +240,7 @@ impl FromStr for ComputeChoice {
     }
 }
 
-/// `--kv` as written: `static` alone means the whole budget, which is known only later.
+/// `--kv` as written: `static` alone means the whole budget, which is known only when the engine starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvChoice {
     /// [`KvMode::Elastic`].
@@ -241,6 +255,15 @@ impl KvChoice {
         match self {
             Self::Elastic => KvMode::Elastic,
             Self::Static(size) => KvMode::Static(size.unwrap_or(budget)),
+        }
+    }
+}
+
+impl From<KvMode> for KvChoice {
+    fn from(mode: KvMode) -> Self {
+        match mode {
+            KvMode::Elastic => Self::Elastic,
+            KvMode::Static(size) => Self::Static(Some(size)),
         }
     }
 }

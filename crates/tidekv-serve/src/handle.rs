@@ -150,6 +150,12 @@ pub enum GenerateError {
     /// The server is ending and the time for draining is over.
     #[error("the server is shutting down and this request took longer than it waits: ask again elsewhere")]
     ShutDown,
+    /// The device is lost: nothing can be computed until a new process is started.
+    #[error("the GPU is lost to this process, and nothing can be computed until the server is started again: {what}")]
+    DeviceLost {
+        /// What the driver said.
+        what: String,
+    },
     /// The engine's thread is gone.
     #[error("the engine has stopped: its log says why, and the server must be started again")]
     EngineGone,
@@ -222,6 +228,12 @@ pub enum SubmitError {
     /// The server is ending.
     #[error("the server is shutting down: ask again elsewhere")]
     ShutDown,
+    /// The device is lost: nothing can be computed until a new process is started.
+    #[error("the GPU is lost to this process, and nothing can be computed until the server is started again: {what}")]
+    DeviceLost {
+        /// What the driver said.
+        what: String,
+    },
     /// The engine's thread is gone.
     #[error("the engine has stopped: its log says why, and the server must be started again")]
     EngineGone,
@@ -254,9 +266,29 @@ pub enum SleepError {
     /// The server is ending.
     #[error("the server is shutting down")]
     ShutDown,
+    /// The device is lost: nothing can be computed until a new process is started.
+    #[error("the GPU is lost to this process, and nothing can be computed until the server is started again: {what}")]
+    DeviceLost {
+        /// What the driver said.
+        what: String,
+    },
     /// The engine's thread is gone.
     #[error("the engine has stopped: its log says why, and the server must be started again")]
     EngineGone,
+}
+
+/// Whether an engine can answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// It can, or could if it were woken up.
+    Well,
+    /// Its device is lost; it refuses everything, with this reason.
+    DeviceLost {
+        /// What the driver said.
+        what: String,
+    },
+    /// Its thread has ended.
+    Stopped,
 }
 
 /// What an engine serves.
@@ -342,8 +374,8 @@ pub trait Engine: Send + Sync {
     /// Whether requests are refused because the model sleeps.
     fn is_sleeping(&self) -> bool;
 
-    /// Whether the engine's thread is there: what `/health` answers.
-    fn is_alive(&self) -> bool;
+    /// Whether it can answer: what `/health` says.
+    fn health(&self) -> Health;
 
     /// Accepts nothing more, lets what runs end for so long, fails the rest with [`GenerateError::ShutDown`] and ends the
     /// engine. Returns when that is done. May take long.

@@ -11,15 +11,18 @@
 mod engine;
 #[path = "support/lab.rs"]
 mod lab;
+#[path = "cuda/wide.rs"]
+mod wide;
 
 use std::io::Write;
 
 use lab::{Home, Lab, MAX_ROWS};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tidekv_core::units::Bytes;
 use tidekv_mem::MemError;
 use tidekv_serve::compute::cuda::{Device, StepLimits};
 use tidekv_serve::compute::{ComputeError, CudaCompute, likeliest};
-use tidekv_serve::config::{ComputeChoice, EngineConfig, KvMode, ModelSource, Precision, SyntheticSize};
+use tidekv_serve::config::{ComputeChoice, EngineConfig, KvBudget, KvMode, ModelSource, Precision, SyntheticSize};
 use tidekv_serve::model::{Embedding, Layer, Linear, Matrix, Model, ModelShape, Rope, RopeScaling, Weights};
 
 /// The first GPU, or says loudly that the test did not run. With `TIDEKV_REQUIRE_GPU` set, that is a failure.
@@ -310,6 +313,28 @@ fn parked_weights_come_back_as_they_were() {
     assert_eq!(lab.logits(&texts, |_, _| 1).unwrap(), before);
 }
 
+/// A host without room for the weights: they stay where they are, and compute.
+#[test]
+fn weights_that_the_host_has_no_room_for_stay_on_the_device() {
+    let Some(device) = device("weights_that_the_host_has_no_room_for_stay_on_the_device") else { return };
+    let texts = texts(&[40, 3]);
+    let mut lab = on_gpu(&device, tiny(), Precision::Bf16, 16, 512);
+    let before = lab.logits(&texts, |_, _| 1).unwrap();
+    let limit = getrlimit(Resource::As);
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+    let current = Some(pages * rustix::param::page_size() as u64);
+    setrlimit(Resource::As, Rlimit { current, maximum: limit.maximum }).unwrap();
+    let refused = lab.compute().park();
+    setrlimit(Resource::As, limit).unwrap();
+    let refused = refused.unwrap_err();
+    assert!(matches!(&refused, ComputeError::NoRoomToPark(MemError::OutOfMemory { .. })), "{refused}");
+    assert_eq!(lab.logits(&texts, |_, _| 1).unwrap(), before);
+    lab.compute().park().unwrap();
+    lab.compute().unpark().unwrap();
+    assert_eq!(lab.logits(&texts, |_, _| 1).unwrap(), before);
+}
+
 /// Two hundred requests through whole engines, with memory for a third of them: in floats the processor's tokens, preempted or not.
 #[test]
 fn an_engine_gives_the_processors_tokens() {
@@ -333,7 +358,11 @@ fn an_engine_gives_the_processors_tokens() {
     let wanted = run(&engine::Lab::elastic(256));
     for kv in [KvMode::Elastic, KvMode::Static(budget)] {
         let compute = ComputeChoice::Cuda(Precision::F32);
-        let lab = engine::Lab::new(|dir| EngineConfig { kv_budget: budget, compute, ..engine::config(dir, kv, PAGES) });
+        let lab = engine::Lab::new(|dir| EngineConfig {
+            kv_budget: KvBudget::Given(budget),
+            compute,
+            ..engine::config(dir, kv, PAGES)
+        });
         let found = run(&lab);
         for (number, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
             assert_eq!(found, wanted, "{kv:?}: request {number}");

@@ -11,7 +11,7 @@
 //! | 409    | `conflict_error`        | `busy`                                     | asleep while requests run                 |
 //! | 429    | `rate_limit_error`      | `queue_full`                               | too many wait; `Retry-After` says when    |
 //! | 500    | `server_error`          | `engine_failed`                            | our fault                                 |
-//! | 503    | `service_unavailable`   | `model_asleep`, `shutting_down`, `kv_cache_too_small`, `memory_unavailable` | later, or elsewhere |
+//! | 503    | `service_unavailable`   | `model_asleep`, `shutting_down`, `kv_cache_too_small`, `memory_unavailable`, `device_lost` | later, or elsewhere |
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -83,6 +83,7 @@ impl From<SubmitError> for ApiError {
             SubmitError::OutOfRange { field, .. } => (StatusCode::BAD_REQUEST, "invalid_value", Some(*field)),
             SubmitError::Asleep => (StatusCode::SERVICE_UNAVAILABLE, "model_asleep", None),
             SubmitError::QueueFull { .. } => (StatusCode::TOO_MANY_REQUESTS, "queue_full", None),
+            SubmitError::DeviceLost { .. } => (StatusCode::SERVICE_UNAVAILABLE, "device_lost", None),
             SubmitError::ShutDown => (StatusCode::SERVICE_UNAVAILABLE, "shutting_down", None),
             SubmitError::EngineGone => (StatusCode::INTERNAL_SERVER_ERROR, "engine_failed", None),
         };
@@ -94,6 +95,7 @@ impl From<GenerateError> for ApiError {
     fn from(error: GenerateError) -> Self {
         let (status, code) = match &error {
             GenerateError::Asleep => (StatusCode::SERVICE_UNAVAILABLE, "model_asleep"),
+            GenerateError::DeviceLost { .. } => (StatusCode::SERVICE_UNAVAILABLE, "device_lost"),
             GenerateError::ShutDown => (StatusCode::SERVICE_UNAVAILABLE, "shutting_down"),
             GenerateError::OutOfMemory { .. } => (StatusCode::SERVICE_UNAVAILABLE, "kv_cache_too_small"),
             GenerateError::Starved { .. } => (StatusCode::SERVICE_UNAVAILABLE, "memory_unavailable"),
@@ -111,6 +113,9 @@ impl From<SleepError> for ApiError {
             SleepError::Level { .. } => Self::invalid("level", error.to_string()),
             SleepError::Busy { .. } => Self::new(StatusCode::CONFLICT, "busy", error.to_string()),
             SleepError::ShutDown => Self::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", error.to_string()),
+            SleepError::DeviceLost { .. } => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "device_lost", error.to_string())
+            }
             SleepError::Memory { .. } => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "memory_unavailable", error.to_string())
             }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::{Service, request};
-use crate::handle::{Engine, SleepError};
+use crate::handle::{Engine, Health, SleepError, SubmitError};
 
 pub(super) async fn models(State(service): State<Arc<Service>>) -> Json<Value> {
     Json(json!({"object": "list", "data": [model_body(&service)]}))
@@ -39,13 +39,21 @@ pub(super) async fn version() -> Json<Value> {
     Json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
-/// 200 while the engine can answer, asleep or awake.
+/// 200 while the engine can answer, asleep or awake; 503 and why when only a new process could.
 pub(super) async fn health(State(service): State<Arc<Service>>) -> Response {
-    let is_well = service.engine.is_alive();
-    let status = if is_well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let word = if is_well { "healthy" } else { "stopped" };
-    (status, Json(json!({"status": word, "model": service.name, "kv_mode": service.engine.stats().kv_mode.name()})))
-        .into_response()
+    let (status, word, reason) = match service.engine.health() {
+        Health::Well => (StatusCode::OK, "healthy", None),
+        Health::DeviceLost { what } => {
+            let reason = SubmitError::DeviceLost { what }.to_string();
+            (StatusCode::SERVICE_UNAVAILABLE, "device_lost", Some(reason))
+        }
+        Health::Stopped => (StatusCode::SERVICE_UNAVAILABLE, "stopped", Some(SubmitError::EngineGone.to_string())),
+    };
+    let mut body = json!({"status": word, "model": service.name, "kv_mode": service.engine.stats().kv_mode.name()});
+    if let Some(reason) = reason {
+        body["reason"] = reason.into();
+    }
+    (status, Json(body)).into_response()
 }
 
 pub(super) async fn metrics(State(service): State<Arc<Service>>) -> Response {

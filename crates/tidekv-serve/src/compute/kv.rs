@@ -189,6 +189,11 @@ impl KvStore {
         self.pool.geometry().blocks_per_page()
     }
 
+    /// What one page costs.
+    pub fn page_bytes(&self) -> Bytes {
+        self.pool.geometry().page_bytes()
+    }
+
     /// Tokens of one block.
     pub fn block_tokens(&self) -> usize {
         self.block_tokens
@@ -253,6 +258,14 @@ impl KvStore {
         }
         self.held_blocks += count;
         Ok(())
+    }
+
+    /// Lets neighbours know that so many blocks will be allocated soon.
+    ///
+    /// # Errors
+    /// As [`KvPool::ask`].
+    pub fn ask(&self, count: u32) -> Result<(), PoolError> {
+        self.pool.ask(count)
     }
 
     /// Ends the leases of `ids`, all of which are held.

@@ -28,7 +28,7 @@ pub use tables::{HostTables, StepTables};
 
 use tidekv_batch::cuda::CudaBatchError;
 use tidekv_batch::{BatchError, BlockTables};
-use tidekv_core::units::KernelId;
+use tidekv_core::units::{Bytes, KernelId};
 use tidekv_mem::MemError;
 
 /// One step.
@@ -166,6 +166,24 @@ pub enum ComputeError {
     /// The weights were moved to host memory and not back.
     #[error("the weights are in host memory: wake the model first")]
     Parked,
+    /// The host has no room for them.
+    #[error("the host has no room for the weights, and they stay on the GPU (POST /sleep?level=2 drops them)")]
+    NoRoomToPark(#[source] MemError),
+}
+
+impl ComputeError {
+    /// Whether the device is lost to this process: nothing can be computed on it any more, by nobody of the process.
+    pub fn is_device_lost(&self) -> bool {
+        match self {
+            Self::Device(error) | Self::DeviceBatch(CudaBatchError::Device(error)) => error.is_device_lost(),
+            _ => false,
+        }
+    }
+
+    /// Whether the device had no memory left, so that others giving some back can help.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Device(error) if error.is_out_of_memory())
+    }
 }
 
 /// What computes a model. One value per model; it owns the weights.
@@ -181,12 +199,25 @@ pub trait Compute: Send {
         step: &StepInput<'_>,
     ) -> Result<Outputs, ComputeError>;
 
+    /// Whether anything can be computed still: asked behind a step that failed.
+    ///
+    /// # Errors
+    /// What the device says; [`ComputeError::is_device_lost`] tells a loss from a trouble that passes.
+    fn check_device(&mut self) -> Result<(), ComputeError> {
+        Ok(())
+    }
+
     /// Moves the weights to host memory, where that frees a device's. Nothing is computed until [`unpark`](Self::unpark).
     ///
     /// # Errors
     /// [`ComputeError`]; then the weights are where they were.
     fn park(&mut self) -> Result<(), ComputeError> {
         Ok(())
+    }
+
+    /// What [`unpark`](Self::unpark) would take of the device.
+    fn parked_bytes(&self) -> Bytes {
+        Bytes::ZERO
     }
 
     /// Moves them back.

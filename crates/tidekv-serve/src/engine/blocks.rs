@@ -13,7 +13,7 @@
 use std::time::Duration;
 
 use tidekv_batch::{BatchError, BlockTables, IdRun, LeaseError, SeqId};
-use tidekv_core::units::KernelId;
+use tidekv_core::units::{Bytes, KernelId};
 use tidekv_pool::{PoolError, ReclaimRequest};
 
 use super::prefix::{PrefixCache, PrefixName};
@@ -87,6 +87,12 @@ impl Blocks {
     /// Blocks that could be had without anybody making room.
     pub(super) fn within_reach(&self) -> u32 {
         self.tables().free_blocks().saturating_add(self.cached()).saturating_add(self.kv.available())
+    }
+
+    /// Lets neighbours know that `needed` blocks will be wanted soon, as far as they are not here.
+    pub(super) fn ask(&self, needed: u32) -> Result<(), PoolError> {
+        let here = self.tables().free_blocks().saturating_add(self.cached());
+        self.kv.ask(needed.saturating_sub(here))
     }
 
     /// Fills the ring up to `needed` blocks: from the pool, then from the cache. Waits so long for neighbours.
@@ -241,6 +247,21 @@ impl Blocks {
         self.kv.free(&ids)
     }
 
+    /// Has the device keep `bytes` free for something else of ours than blocks: neighbours give them back as they would for blocks, and
+    /// get nothing of it until [`KvStore::set_floor`] says otherwise. Says what the floor was.
+    pub(super) fn make_room(&mut self, bytes: Bytes, wait: Duration) -> Result<Bytes, PoolError> {
+        let floor = self.kv.set_floor(bytes)?;
+        let pages = bytes.0.div_ceil(self.kv.page_bytes().0);
+        let blocks = u32::try_from(pages * u64::from(self.kv.blocks_per_page())).unwrap_or(u32::MAX);
+        let mut ids = Vec::new();
+        let taken = self.kv.alloc(blocks.min(self.kv.block_count() - self.kv.held_blocks()), wait, &mut ids);
+        let room = taken.and_then(|()| self.kv.free(&ids)).and_then(|()| self.kv.trim());
+        match room {
+            Ok(_) => Ok(floor),
+            Err(error) => self.kv.set_floor(floor).and(Err(error)),
+        }
+    }
+
     /// Panics unless every held block is in one place. Slow: for tests.
     #[cfg(test)]
     pub(super) fn check_invariants(&self) {
@@ -268,7 +289,6 @@ mod tests {
     use proptest::prelude::*;
     use tidekv_batch::BatchConfig;
     use tidekv_core::geometry::{Capacity, ChunkChoice, GeometryConfig, KvShape, Layout};
-    use tidekv_core::units::Bytes;
     use tidekv_mem::host::{HostBackend, HostOptions};
     use tidekv_pool::PoolConfig;
     use tidekv_shm::{PoolName, RuntimeDir};

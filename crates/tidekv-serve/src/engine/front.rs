@@ -3,14 +3,14 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::compute::KvGauge;
 use crate::config::KvMode;
 use crate::handle::{
-    Engine, EngineStats, EventSender, GenerateRequest, Generation, ModelInfo, SleepError, SubmitError,
+    Engine, EngineStats, EventSender, GenerateRequest, Generation, Health, ModelInfo, SleepError, SubmitError,
 };
 
 /// What the engine's thread is told.
@@ -42,6 +42,8 @@ pub(super) struct Counters {
     pub(super) preemptions: AtomicU64,
     pub(super) cancelled: AtomicU64,
     pub(super) is_asleep: AtomicBool,
+    /// What the driver said when the device was lost.
+    pub(super) lost: OnceLock<String>,
 }
 
 /// What a request is checked against.
@@ -157,6 +159,9 @@ impl Engine for Front {
         if self.is_stopping.load(Relaxed) {
             return Err(SubmitError::ShutDown);
         }
+        if let Some(what) = self.counters.lost.get() {
+            return Err(SubmitError::DeviceLost { what: what.clone() });
+        }
         self.check(&request)?;
         if self.is_sleeping() {
             return Err(SubmitError::Asleep);
@@ -220,9 +225,13 @@ impl Engine for Front {
         self.counters.is_asleep.load(Relaxed)
     }
 
-    fn is_alive(&self) -> bool {
+    fn health(&self) -> Health {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        thread.as_ref().is_some_and(|thread| !thread.is_finished())
+        match self.counters.lost.get() {
+            _ if thread.as_ref().is_none_or(JoinHandle::is_finished) => Health::Stopped,
+            Some(what) => Health::DeviceLost { what: what.clone() },
+            None => Health::Well,
+        }
     }
 
     fn drain(&self, within: Duration) {

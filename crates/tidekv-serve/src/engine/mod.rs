@@ -14,9 +14,10 @@
 //! | `start`    | opens everything an engine needs, or says what is missing                       |
 //! | `front`    | what other threads see: checks requests, hands them over, counts                |
 //! | `worker`   | the loop: commands, memory that is asked back, one step, again                  |
+//! | `sleeping` | memory and weights given back, and taken again                                  |
 //! | `step`     | one step: places, arithmetic, the next tokens                                   |
 //! | `blocks`   | where every block is, and what happens when memory is short                     |
-//! | `schedule`, `prefix`, `sampling` | pure decisions                                            |
+//! | `room`, `schedule`, `prefix`, `sampling` | pure decisions                                    |
 //! | `sequence` | one request                                                                     |
 //!
 //! **When memory is short.** A row that cannot have its next block first gets cached ones that nobody reads; then the
@@ -26,14 +27,17 @@
 //! the text.
 //!
 //! **What goes wrong** stays where it is: a step that fails, or panics, fails the requests that were in it, with a
-//! reason. Should the thread itself end, every request hears [`EngineGone`](crate::handle::GenerateError::EngineGone).
+//! reason. A device that is lost ([`ComputeError::is_device_lost`](crate::compute::ComputeError::is_device_lost)) fails everybody: the engine
+//! says so from then on, and computes nothing. Should the thread itself end, every request hears [`EngineGone`](crate::handle::GenerateError::EngineGone).
 
 mod blocks;
 mod front;
 mod prefix;
+mod room;
 mod sampling;
 mod schedule;
 mod sequence;
+mod sleeping;
 mod start;
 mod step;
 #[cfg(test)]

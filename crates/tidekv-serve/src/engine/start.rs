@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use tidekv_batch::{BatchConfig, ConfigError};
-use tidekv_core::geometry::{Capacity, Geometry, GeometryConfig, Layout};
+use tidekv_core::geometry::{Capacity, Geometry, GeometryConfig, GeometryError, Layout};
 use tidekv_core::units::Bytes;
 use tidekv_mem::cuda::{CudaBackend, CudaOptions};
 use tidekv_mem::host::{HostBackend, HostOptions};
@@ -15,6 +15,7 @@ use tidekv_pool::{PoolConfig, PoolError, ReservePolicy};
 
 use super::blocks::Blocks;
 use super::front::{Bounds, Command, Counters, Front};
+use super::room::Room;
 use super::worker::{Loader, Patience, Worker};
 use crate::compute::cuda::{Device, StepLimits};
 use crate::compute::{Compute, ComputeError, CpuCompute, CudaCompute, KvStore, KvStoreError, StepTables};
@@ -182,7 +183,7 @@ pub(super) fn start_with(
     if context_tokens > most || context_tokens == 0 {
         return Err(StartError::Context { asked: context_tokens, most });
     }
-    let kv = open_kv(&config, &about.shape, place)?;
+    let (kv, kv_mode) = open_kv(&config, &about.shape, place)?;
     let batch = BatchConfig {
         block_tokens: config.block_tokens,
         max_rows: config.max_batch_rows,
@@ -202,7 +203,7 @@ pub(super) fn start_with(
             eos: about.eos,
             block_tokens: config.block_tokens,
         },
-        kv_mode: config.kv,
+        kv_mode,
         max_waiting: config.max_waiting,
         capacity_tokens: u64::from(kv.block_count()) * u64::from(config.block_tokens),
     };
@@ -214,29 +215,29 @@ pub(super) fn start_with(
         let _ = wake.send(Command::Reclaim);
     });
     let mut blocks = Blocks::new(kv, tables, config.max_cached_tokens);
-    if let KvMode::Static(size) = config.kv {
+    if let KvMode::Static(size) = kv_mode {
         blocks.map_everything(START_PATIENCE).map_err(|source| StartError::Static { size, source })?;
     }
     let counters = Arc::new(Counters::default());
-    let worker = Worker::new(&config, blocks, compute, load, orders, Arc::clone(&counters));
+    let worker = Worker::new(&config, kv_mode, blocks, compute, load, orders, Arc::clone(&counters));
     let worker = worker.with_patience(patience);
     let thread = thread::Builder::new().name("engine".to_owned()).spawn(move || worker.run());
     Ok(Front::new(bounds, counters, gauge, commands, thread.map_err(StartError::Thread)?))
 }
 
-fn open_kv(config: &EngineConfig, shape: &ModelShape, place: Place) -> Result<KvStore, StartError> {
-    let backend: Arc<dyn Backend> = match place {
-        Place::Host => Arc::new(HostBackend::open(HostOptions::default())?),
-        Place::Gpu { device, .. } => Arc::new(CudaBackend::open(CudaOptions { device, ..CudaOptions::default() })?),
-    };
-    let size = match config.kv {
-        KvMode::Elastic => config.kv_budget,
-        KvMode::Static(size) if size > config.kv_budget => {
-            return Err(StartError::OverBudget { size, budget: config.kv_budget });
+/// The pool, and whether its memory is held: the weights are on the device already.
+fn open_kv(config: &EngineConfig, shape: &ModelShape, place: Place) -> Result<(KvStore, KvMode), StartError> {
+    let (backend, card): (Arc<dyn Backend>, _) = match place {
+        Place::Host => (Arc::new(HostBackend::open(HostOptions::default())?), None),
+        Place::Gpu { device, .. } => {
+            let backend = CudaBackend::open(CudaOptions { device, ..CudaOptions::default() })?;
+            let card = backend.memory()?;
+            (Arc::new(backend), Some(card))
         }
-        KvMode::Static(size) => size,
     };
-    let geometry = GeometryConfig {
+    let room = Room::new(config.kv, config.kv_budget, card)?;
+    let wrong = |error: GeometryError| KvStoreError::Pool(error.into());
+    let geometry = room.geometry(GeometryConfig {
         shape: match place {
             Place::Host => shape.kv_shape(config.block_tokens),
             Place::Gpu { precision, .. } => shape.kv_shape_of(precision.bytes(), config.block_tokens),
@@ -244,21 +245,24 @@ fn open_kv(config: &EngineConfig, shape: &ModelShape, place: Place) -> Result<Kv
         layout: Layout::Slab,
         granularity: backend.capabilities().granularity,
         chunk: config.chunk,
-        capacity: Capacity::Budget(size),
-    };
+        capacity: Capacity::Budget(room.reservation),
+    });
+    let geometry = geometry.map_err(wrong)?;
     let mut pool = PoolConfig::new(config.pool_name.clone(), backend, geometry);
     pool.runtime_dir = config.runtime_dir.clone();
-    pool.budget = Some(config.kv_budget);
+    pool.budget = room.budget;
+    pool.utilization = room.utilization.unwrap_or(pool.utilization);
     pool.reserve = config.reserve;
-    if config.kv != KvMode::Elastic {
-        let geometry = Geometry::new(&geometry).map_err(|error| KvStoreError::Pool(error.into()))?;
+    if room.mode != KvMode::Elastic {
+        let geometry = Geometry::new(&geometry).map_err(wrong)?;
         let pages = geometry.page_count();
         // Mapped at start and not given back while the model is awake, whatever neighbours want.
         pool.reserve = ReservePolicy::Fixed { min: pages, max: pages };
         pool.share.floor = Bytes(geometry.page_bytes().0 * u64::from(pages));
     }
-    Ok(match place {
+    let kv = match place {
         Place::Host => KvStore::open(pool)?,
         Place::Gpu { .. } => KvStore::open_on_device(pool)?,
-    })
+    };
+    Ok((kv, room.mode))
 }

@@ -3,6 +3,7 @@
 //! ```text
 //!   plan     rows that run: tokens for each, blocks for those; short of blocks -> the youngest waits, plan again
 //!   admit    from the queue, the oldest first, while tokens, rows and memory are within reach
+//!   ask      neighbours, for what the next steps or the next in the queue will lack: it comes while this one is computed
 //!   compute  Compute::forward: tables -> metadata -> arithmetic
 //!   finish   publish full blocks, choose tokens, end what is done
 //! ```
@@ -22,6 +23,10 @@ use crate::handle::{FinishReason, GenerateError};
 
 /// How long one allocation waits for neighbours when nothing else can be done.
 const PATIENCE: Duration = Duration::from_millis(20);
+
+/// How often neighbours are asked again for the same: a word to them holds for longer, and an allocation in between takes
+/// it back.
+const ASK_AGAIN: Duration = Duration::from_millis(25);
 
 /// What a turn came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,9 +63,11 @@ impl Worker {
             Err(progress) => return progress,
         };
         // Who owes memory lets nobody in, but somebody always runs.
+        let mut needed = 0;
         if !was_short && (self.running.is_empty() || !self.is_owing()) {
-            self.admit(&mut plan);
+            needed = self.admit(&mut plan);
         }
+        self.ask_ahead(&plan, needed);
         if plan.tokens == 0 {
             return self.stalled();
         }
@@ -100,11 +107,12 @@ impl Worker {
         }
     }
 
-    /// Lets requests in from the queue. Who would have to be thrown out again soon is not let in, unless nobody runs.
-    fn admit(&mut self, plan: &mut Plan) {
+    /// Lets requests in from the queue. Who would have to be thrown out again soon is not let in, unless nobody runs. Says
+    /// how many blocks would have to be within reach for the next one; 0 where something else keeps it out.
+    fn admit(&mut self, plan: &mut Plan) -> u32 {
         while let Some(mut entry) = self.waiting.first_entry() {
             if self.running.len() == self.max_rows || plan.tokens >= self.max_step_tokens {
-                return;
+                return 0;
             }
             let (id, seq) = (*entry.key(), entry.get_mut());
             let known = self.blocks.known(seq);
@@ -112,7 +120,7 @@ impl Worker {
             let rows = u32::try_from(self.running.len()).unwrap_or(u32::MAX);
             let wanted = self.blocks.tables().shape().blocks_for(seq.len() + 1) - known + plan.blocks + rows;
             if rows > 0 && self.blocks.within_reach().saturating_sub(known) < wanted {
-                return;
+                return wanted.saturating_add(known);
             }
             let mut seq = entry.remove();
             let outcome = self.blocks.admit(id, &mut seq).and_then(|cached| {
@@ -144,9 +152,28 @@ impl Worker {
                         self.counters.waiting.fetch_sub(1, Relaxed);
                         seq.fail(GenerateError::Compute { what: error.to_string() });
                     }
-                    return;
+                    return 0;
                 }
             }
+        }
+        0
+    }
+
+    /// Asks neighbours for what will be missing soon: what the next in the queue `needed`, or a block for each row. They
+    /// answer within a step; who asks only when it is short has to stop a request until they do.
+    fn ask_ahead(&mut self, plan: &Plan, needed: u32) {
+        let rows = u32::try_from(self.running.len()).unwrap_or(u32::MAX);
+        let needed = needed.max(plan.blocks.saturating_add(rows));
+        if self.is_owing() || self.blocks.within_reach() >= needed {
+            self.asked = None;
+            return;
+        }
+        if self.asked.is_some_and(|(most, at)| needed <= most && at.elapsed() < ASK_AGAIN) {
+            return;
+        }
+        self.asked = Some((needed, Instant::now()));
+        if let Err(error) = self.blocks.ask(needed) {
+            tracing::debug!(%error, "neighbours were not asked for memory");
         }
     }
 
@@ -244,8 +271,11 @@ impl Worker {
         }
     }
 
-    /// Everybody who was in a step that failed fails with it; who only held a row goes on.
+    /// Everybody who was in a step that failed fails with it; who only held a row goes on, unless the device is lost to all.
     fn fail_rows(&mut self, plan: &Plan, what: &str) {
+        if self.look_for_loss().is_some() {
+            return;
+        }
         tracing::error!(what, "a step failed, and its requests with it");
         for &(id, _) in plan.rows.iter().filter(|row| row.1 > 0) {
             self.end(id, |seq| seq.fail(GenerateError::Compute { what: what.to_owned() }));

@@ -1,25 +1,26 @@
 //! What happens to requests when computing goes wrong under them, and when there is no memory for them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use tidekv_core::blocks::BlockLease;
 use tidekv_core::geometry::{Capacity, ChunkChoice, GeometryConfig, KvShape, Layout};
 use tidekv_core::pages::Fence;
 use tidekv_core::units::{Bytes, Step};
-use tidekv_mem::Backend;
 use tidekv_mem::host::{HostBackend, HostOptions};
+use tidekv_mem::{Backend, MemError};
 use tidekv_pool::{KvPool, PoolConfig, ReservePolicy};
-use tidekv_shm::{PoolName, RuntimeDir};
+use tidekv_shm::{DeviceName, Ledger, PoolName, RuntimeDir};
 
 use super::front::Front;
 use super::start::{About, Place, StartError, start_with};
 use super::worker::Patience;
 use crate::compute::{Compute, ComputeError, CpuCompute, KvStore, Outputs, StepInput, StepTables};
-use crate::config::{ComputeChoice, EngineConfig, KvMode, ModelSource, SyntheticSize};
+use crate::config::{ComputeChoice, EngineConfig, KvBudget, KvMode, ModelSource, SyntheticSize};
 use crate::handle::{
-    Engine, EngineStats, Event, GenerateError, GenerateRequest, Generation, Prompt, Sampling, SleepError,
+    Engine, EngineStats, Event, GenerateError, GenerateRequest, Generation, Health, Prompt, Sampling, SleepError,
+    SubmitError,
 };
 use crate::model::{Model, ModelError};
 
@@ -27,6 +28,8 @@ use crate::model::{Model, ModelError};
 enum Fault {
     Error,
     Panic,
+    /// As behind an illegal address: the step says one thing, and from then on the device says another.
+    Loss,
 }
 
 /// Computes, but for one step.
@@ -34,6 +37,10 @@ struct Faulty {
     inner: CpuCompute,
     steps_left: Arc<AtomicU32>,
     fault: Fault,
+    is_lost: bool,
+    is_host_full: Arc<AtomicBool>,
+    /// The device that its weights take room on.
+    card: Option<RuntimeDir>,
 }
 
 impl Compute for Faulty {
@@ -50,7 +57,34 @@ impl Compute for Faulty {
         match self.fault {
             Fault::Error => Err(ComputeError::UnknownToken { id: 7, vocab: 5 }),
             Fault::Panic => panic!("a planted panic"),
+            Fault::Loss => {
+                self.is_lost = true;
+                Err(ComputeError::Cublas { function: "cublasGemmEx", code: 13 })
+            }
         }
+    }
+
+    fn check_device(&mut self) -> Result<(), ComputeError> {
+        let (function, code, name) = ("cuMemAlloc_v2", 700, "CUDA_ERROR_ILLEGAL_ADDRESS".to_owned());
+        let meaning = "an illegal memory access was encountered".to_owned();
+        if self.is_lost { Err(MemError::Driver { function, code, name, meaning }.into()) } else { Ok(()) }
+    }
+
+    fn park(&mut self) -> Result<(), ComputeError> {
+        let full = MemError::OutOfMemory { wanted: Bytes::gib(15), free: Some(Bytes::gib(3)) };
+        if self.is_host_full.load(Relaxed) { Err(ComputeError::NoRoomToPark(full)) } else { Ok(()) }
+    }
+
+    fn parked_bytes(&self) -> Bytes {
+        WEIGHTS
+    }
+
+    /// Where weights take room on the device, it has none while pools hold it.
+    fn unpark(&mut self) -> Result<(), ComputeError> {
+        let Some(dir) = &self.card else { return Ok(()) };
+        let ledger = Ledger::open_existing(dir, &DeviceName::host()).unwrap().unwrap();
+        let free = BUDGET.saturating_sub(ledger.read().unwrap().reserved());
+        if free < WEIGHTS { Err(MemError::OutOfMemory { wanted: WEIGHTS, free: Some(free) }.into()) } else { Ok(()) }
     }
 }
 
@@ -58,22 +92,28 @@ struct Lab {
     front: Front,
     /// Steps until the fault; 0 for never again.
     steps_left: Arc<AtomicU32>,
-    dir: tempfile::TempDir,
+    is_host_full: Arc<AtomicBool>,
+    dir: Arc<tempfile::TempDir>,
 }
 
 /// What all pools of a lab's device may hold.
 const BUDGET: Bytes = Bytes::mib(4);
+/// What weights take of it, where they do.
+const WEIGHTS: Bytes = Bytes::mib(1);
 
 fn lab(fault: Fault) -> Lab {
     lab_with(fault, KvMode::Elastic, Patience::default())
 }
 
 fn lab_with(fault: Fault, kv: KvMode, patience: Patience) -> Lab {
-    let dir = tempfile::tempdir().unwrap();
+    lab_in(Arc::new(tempfile::tempdir().unwrap()), false, fault, kv, patience)
+}
+
+fn lab_in(dir: Arc<tempfile::TempDir>, takes_room: bool, fault: Fault, kv: KvMode, patience: Patience) -> Lab {
     let config = EngineConfig {
         model: ModelSource::Synthetic { size: SyntheticSize::Tiny, seed: 0 },
-        kv,
-        kv_budget: BUDGET,
+        kv: kv.into(),
+        kv_budget: KvBudget::Given(BUDGET),
         pool_name: PoolName::new("faulty").unwrap(),
         runtime_dir: RuntimeDir::at(dir.path()),
         compute: ComputeChoice::Cpu,
@@ -90,23 +130,33 @@ fn lab_with(fault: Fault, kv: KvMode, patience: Patience) -> Lab {
     let model = Model::load(&config.model).unwrap();
     let about = About::new(&model);
     let steps_left = Arc::new(AtomicU32::new(0));
-    let inner = CpuCompute::new(model, 1).unwrap();
-    let compute = Box::new(Faulty { inner, steps_left: Arc::clone(&steps_left), fault });
+    let is_host_full = Arc::new(AtomicBool::new(false));
+    let compute = Box::new(Faulty {
+        inner: CpuCompute::new(model, 1).unwrap(),
+        steps_left: Arc::clone(&steps_left),
+        fault,
+        is_lost: false,
+        is_host_full: Arc::clone(&is_host_full),
+        card: takes_room.then(|| config.runtime_dir.clone()),
+    });
     let missing = || StartError::Model(ModelError::NoWeights { path: "gone".into() });
     let front = start_with(config, about, compute, Box::new(move || Err(missing())), Place::Host, patience).unwrap();
-    Lab { front, steps_left, dir }
+    Lab { front, steps_left, is_host_full, dir }
 }
 
 fn submit(lab: &Lab, first: u32) -> Generation {
-    let request = GenerateRequest {
+    lab.front.submit(request(first)).unwrap()
+}
+
+fn request(first: u32) -> GenerateRequest {
+    GenerateRequest {
         prompt: Prompt { tokens: (first..first + 40).collect() },
         sampling: Sampling::GREEDY,
         max_tokens: 12,
         stop_tokens: Vec::new(),
         ignore_eos: false,
         logprobs: None,
-    };
-    lab.front.submit(request).unwrap()
+    }
 }
 
 fn finish(mut generation: Generation) -> Result<Vec<u32>, GenerateError> {
@@ -136,6 +186,7 @@ fn a_step_that_fails_fails_its_requests_and_nobody_else() {
             let why = match fault {
                 Fault::Error => "token 7 is not in the vocabulary of 5",
                 Fault::Panic => "the step panicked: a planted panic",
+                Fault::Loss => unreachable!("that has a test of its own"),
             };
             let named = |error: &GenerateError| matches!(error, GenerateError::Compute { what } if what == why);
             assert!(failed.iter().all(|error| named(error)), "{failed:?}");
@@ -143,8 +194,95 @@ fn a_step_that_fails_fails_its_requests_and_nobody_else() {
             let stats = lab.front.stats();
             assert_eq!((stats.blocks_used, stats.running, stats.waiting), (stats.blocks_cached, 0, 0));
         }
-        assert!(lab.front.is_alive());
+        assert_eq!(lab.front.health(), Health::Well);
     }
+}
+
+/// Those in the step, those in the queue, those who come later, and operators: all hear what the driver said, and at once.
+#[test]
+fn a_lost_device_fails_everybody_and_is_told_to_whoever_asks() {
+    let lab = lab(Fault::Loss);
+    finish(submit(&lab, 1)).unwrap();
+    assert_eq!(lab.front.health(), Health::Well);
+    lab.steps_left.store(3, Relaxed);
+    let requests: Vec<_> = (0..6).filter_map(|number| lab.front.submit(request(50 + number * 20)).ok()).collect();
+    let why = "cuMemAlloc_v2 failed with CUDA_ERROR_ILLEGAL_ADDRESS (700): an illegal memory access was encountered";
+    for outcome in requests.into_iter().map(finish) {
+        assert_eq!(outcome, Err(GenerateError::DeviceLost { what: why.to_owned() }));
+    }
+    let lost = Health::DeviceLost { what: why.to_owned() };
+    assert_eq!(lab.front.health(), lost);
+    let refused = lab.front.submit(request(1)).map(drop).unwrap_err();
+    assert_eq!(refused, SubmitError::DeviceLost { what: why.to_owned() });
+    assert!(refused.to_string().contains("until the server is started again: cuMemAlloc"), "{refused}");
+    for refused in [lab.front.sleep(1), lab.front.sleep(2), lab.front.wake_up()] {
+        assert_eq!(refused, Err(SleepError::DeviceLost { what: why.to_owned() }));
+    }
+    assert_eq!(lab.front.health(), lost, "it stays to say so");
+    let stats = lab.front.stats();
+    assert_eq!((stats.blocks_used, stats.running, stats.waiting), (0, 0, 0));
+    lab.front.drain(LONG);
+    assert_eq!(lab.front.health(), Health::Stopped);
+}
+
+/// It serves on, with all its memory: a static cache is not given up for a sleep that cannot be.
+#[test]
+fn a_model_that_the_host_has_no_room_for_stays_awake() {
+    for kv in [KvMode::Elastic, KvMode::Static(BUDGET)] {
+        let lab = lab_with(Fault::Error, kv, Patience::default());
+        let wanted = finish(submit(&lab, 1)).unwrap();
+        let before = lab.front.stats();
+        lab.is_host_full.store(true, Relaxed);
+        let error = lab.front.sleep(1).unwrap_err();
+        assert!(
+            matches!(&error, SleepError::Memory { what } if what.contains("stay on the GPU") && what.contains("15 GiB wanted")),
+            "{error}"
+        );
+        assert!(!lab.front.is_sleeping() && lab.front.health() == Health::Well);
+        let after = lab.front.stats();
+        assert_eq!(after.blocks_cached, before.blocks_cached, "{kv:?}");
+        let mapped = |stats: &EngineStats| stats.used_bytes.0 + stats.idle_bytes.0;
+        assert!(kv == KvMode::Elastic || mapped(&after) == mapped(&before), "{before:?} {after:?}");
+        assert_eq!(finish(submit(&lab, 1)).unwrap(), wanted);
+        lab.is_host_full.store(false, Relaxed);
+        lab.front.sleep(1).unwrap();
+        lab.front.wake_up().unwrap();
+        assert_eq!(finish(submit(&lab, 1)).unwrap(), wanted);
+    }
+}
+
+/// What a neighbour keeps in case is given up for a model that wakes up; what it needs is not, and then the model sleeps on.
+#[test]
+fn a_neighbour_makes_room_for_weights_that_come_back() {
+    let patience = Patience { wake: Duration::from_millis(100), ..Patience::default() };
+    let sleeper = lab_in(Arc::new(tempfile::tempdir().unwrap()), true, Fault::Error, KvMode::Elastic, patience);
+    let wanted = finish(submit(&sleeper, 1)).unwrap();
+    sleeper.front.sleep(1).unwrap();
+    let mut miser = Miser::new(&sleeper);
+    miser.take_all();
+    let error = sleeper.front.wake_up().unwrap_err();
+    assert!(matches!(error, SleepError::Memory { .. }) && sleeper.front.is_sleeping(), "{error}");
+    miser.let_go();
+    drop(miser);
+
+    let patience = Patience { wake: LONG, ..patience };
+    let dir = Arc::clone(&sleeper.dir);
+    drop(sleeper);
+    let sleeper = lab_in(Arc::clone(&dir), true, Fault::Error, KvMode::Elastic, patience);
+    sleeper.front.sleep(1).unwrap();
+    let neighbour = lab_in(dir, false, Fault::Error, KvMode::Elastic, patience);
+    // Texts that all begin otherwise, until their blocks fill the device.
+    let most = |lab: &Lab| lab.front.stats().used_bytes.0 + Bytes::kib(512).0 > BUDGET.0;
+    let mut number = 0;
+    while !most(&neighbour) {
+        finish(submit(&neighbour, number % 200)).unwrap();
+        number += 1;
+        assert!(number < 10_000, "{:?}", neighbour.front.stats());
+    }
+    sleeper.front.wake_up().unwrap();
+    assert!(!most(&neighbour), "{:?}", neighbour.front.stats());
+    assert_eq!(finish(submit(&sleeper, 1)).unwrap(), wanted);
+    finish(submit(&neighbour, 1)).unwrap();
 }
 
 #[test]
@@ -153,7 +291,7 @@ fn a_model_that_cannot_be_loaded_again_sleeps_on() {
     lab.front.sleep(2).unwrap();
     let error = lab.front.wake_up().unwrap_err();
     assert!(matches!(&error, SleepError::Memory { what } if what.contains("gone")), "{error}");
-    assert!(lab.front.is_sleeping() && lab.front.is_alive());
+    assert!(lab.front.is_sleeping() && lab.front.health() == Health::Well);
 }
 
 /// Another pool on the lab's device, which takes all of it and gives nothing back until it likes to.

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
 use tidekv_batch::SeqId;
@@ -22,11 +22,12 @@ use tidekv_core::units::Bytes;
 use super::blocks::{Blocks, BlocksError};
 use super::front::{Command, Counters};
 use super::sequence::Sequence;
+use super::sleeping::FallingAsleep;
 use super::start::StartError;
 use super::step::{Progress, with_sources};
-use crate::compute::Compute;
+use crate::compute::{Compute, ComputeError};
 use crate::config::{EngineConfig, KvMode};
-use crate::handle::{FinishReason, GenerateError, SleepError};
+use crate::handle::{FinishReason, GenerateError};
 
 /// Makes what a deep sleep dropped.
 pub(super) type Loader = Box<dyn Fn() -> Result<Box<dyn Compute>, StartError> + Send>;
@@ -65,28 +66,25 @@ pub(super) struct Worker {
     pub(super) max_rows: usize,
     /// Since when nothing could be computed for want of memory.
     pub(super) stalled_since: Option<Instant>,
+    /// What neighbours were last asked for ahead of need, and when.
+    pub(super) asked: Option<(u32, Instant)>,
     pub(super) patience: Patience,
-    kv_mode: KvMode,
+    pub(super) kv_mode: KvMode,
     /// What is kept for a static model when it is awake; `Some` while it sleeps, when nothing is.
-    floor_awake: Option<Bytes>,
-    load: Loader,
+    pub(super) floor_awake: Option<Bytes>,
+    pub(super) load: Loader,
     orders: Receiver<Command>,
     next_id: u64,
     /// The pool may be asking for memory.
     is_owing: bool,
-    falling_asleep: Option<FallingAsleep>,
+    pub(super) falling_asleep: Option<FallingAsleep>,
     stop: Option<Instant>,
-}
-
-struct FallingAsleep {
-    level: u8,
-    answer: Sender<Result<(), SleepError>>,
-    deadline: Instant,
 }
 
 impl Worker {
     pub(super) fn new(
         config: &EngineConfig,
+        kv_mode: KvMode,
         blocks: Blocks,
         compute: Box<dyn Compute>,
         load: Loader,
@@ -102,8 +100,9 @@ impl Worker {
             max_step_tokens: config.max_step_tokens,
             max_rows: config.max_batch_rows as usize,
             stalled_since: None,
+            asked: None,
             patience: Patience::default(),
-            kv_mode: config.kv,
+            kv_mode,
             floor_awake: None,
             load,
             orders,
@@ -185,10 +184,14 @@ impl Worker {
             Command::Generate { request, seed, events } => {
                 self.next_id += 1;
                 let seq = Sequence::new(SeqId(self.next_id), request, seed, events);
-                if self.is_asleep() {
-                    // It was on its way when the model fell asleep.
+                // It was on its way when the device was lost, or when the model fell asleep.
+                let refusal = match self.loss() {
+                    Some(what) => Some(GenerateError::DeviceLost { what }),
+                    None => self.is_asleep().then_some(GenerateError::Asleep),
+                };
+                if let Some(refusal) = refusal {
                     self.counters.waiting.fetch_sub(1, Relaxed);
-                    seq.fail(GenerateError::Asleep);
+                    seq.fail(refusal);
                 } else {
                     self.waiting.insert(seq.id, seq);
                 }
@@ -285,7 +288,7 @@ impl Worker {
         self.blocks.kv().set_evictable(self.blocks.cached());
     }
 
-    fn has_work(&self) -> bool {
+    pub(super) fn has_work(&self) -> bool {
         !(self.running.is_empty() && self.waiting.is_empty())
     }
 
@@ -307,104 +310,22 @@ impl Worker {
     }
 }
 
+/// A device that is lost. The process stays, to say so to whoever asks; a new one is needed to compute.
+impl Worker {
+    /// What the driver said when the device was lost, if it was.
+    pub(super) fn loss(&self) -> Option<String> {
+        self.counters.lost.get().cloned()
+    }
+
+    /// Asks the device, behind something that failed, whether it is lost. Everybody hears of a loss.
+    pub(super) fn look_for_loss(&mut self) -> Option<String> {
+        let error = self.compute.as_mut()?.check_device().err().filter(ComputeError::is_device_lost)?;
+        let what = self.counters.lost.get_or_init(|| with_sources(&error)).clone();
+        tracing::error!(what, "the device is lost: all requests fail, and the server must be started again");
+        self.fail_all(|| GenerateError::DeviceLost { what: what.clone() });
+        Some(what)
+    }
+}
+
 /// The other end of the commands is gone.
 struct Gone;
-
-/// Sleeping.
-impl Worker {
-    /// Whether memory was given back.
-    fn is_asleep(&self) -> bool {
-        self.falling_asleep.is_none() && self.counters.is_asleep.load(Relaxed)
-    }
-
-    fn begin_sleep(&mut self, level: u8, answer: Sender<Result<(), SleepError>>) {
-        if self.falling_asleep.is_some() {
-            let running = u32::try_from(self.running.len()).unwrap_or(u32::MAX);
-            let _ = answer.send(Err(SleepError::Busy { running }));
-            return;
-        }
-        // From here on the front refuses requests.
-        self.counters.is_asleep.store(true, Relaxed);
-        self.falling_asleep = Some(FallingAsleep { level, answer, deadline: Instant::now() + self.patience.sleep });
-    }
-
-    /// Sleeps once nothing runs; gives up when that takes too long.
-    fn fall_asleep(&mut self) {
-        let Some(FallingAsleep { level, answer, deadline }) = self.falling_asleep.take() else { return };
-        if self.has_work() {
-            if Instant::now() < deadline {
-                self.falling_asleep = Some(FallingAsleep { level, answer, deadline });
-                return;
-            }
-            self.counters.is_asleep.store(false, Relaxed);
-            let running = u32::try_from(self.running.len()).unwrap_or(u32::MAX);
-            let _ = answer.send(Err(SleepError::Busy { running }));
-            return;
-        }
-        let outcome = self.give_everything_back().and_then(|()| self.put_weights_away(level));
-        self.publish();
-        if outcome.is_err() {
-            self.counters.is_asleep.store(false, Relaxed);
-        }
-        let _ = answer.send(outcome);
-    }
-
-    fn give_everything_back(&mut self) -> Result<(), SleepError> {
-        self.blocks.clear().map_err(memory)?;
-        self.blocks.trim().map_err(memory)?;
-        if self.kv_mode != KvMode::Elastic && self.floor_awake.is_none() {
-            // A floor that a sleeper kept would be memory that nobody may have.
-            self.floor_awake = Some(self.blocks.kv().set_floor(Bytes::ZERO).map_err(memory)?);
-        }
-        Ok(())
-    }
-
-    /// Level 1 moves weights off the device, level 2 drops them.
-    fn put_weights_away(&mut self, level: u8) -> Result<(), SleepError> {
-        if level == 2 {
-            self.compute = None;
-        }
-        let Some(compute) = &mut self.compute else { return Ok(()) };
-        let start = Instant::now();
-        compute.park().map_err(memory)?;
-        tracing::info!(seconds = start.elapsed().as_secs_f64(), "the model sleeps");
-        Ok(())
-    }
-
-    /// A static model takes its memory again: the floor first, so that neighbours owe what they took meanwhile.
-    fn take_everything_again(&mut self) -> Result<(), SleepError> {
-        let Some(floor) = self.floor_awake else { return Ok(()) };
-        self.blocks.kv().set_floor(floor).map_err(memory)?;
-        if let Err(error) = self.blocks.map_everything(self.patience.wake) {
-            let given = self.blocks.kv().set_floor(Bytes::ZERO);
-            self.report(given.map(drop).map_err(BlocksError::from));
-            return Err(memory(error));
-        }
-        self.floor_awake = None;
-        Ok(())
-    }
-
-    fn wake_up(&mut self) -> Result<(), SleepError> {
-        if let Some(FallingAsleep { answer, .. }) = self.falling_asleep.take() {
-            let running = u32::try_from(self.running.len()).unwrap_or(u32::MAX);
-            let _ = answer.send(Err(SleepError::Busy { running }));
-        }
-        let start = Instant::now();
-        match &mut self.compute {
-            Some(compute) => compute.unpark().map_err(memory)?,
-            None => {
-                let loaded = (self.load)().map_err(memory)?;
-                self.compute = Some(loaded);
-            }
-        }
-        tracing::info!(seconds = start.elapsed().as_secs_f64(), "the weights are back");
-        self.take_everything_again()?;
-        self.counters.is_asleep.store(false, Relaxed);
-        Ok(())
-    }
-}
-
-/// Memory or weights could not be changed over, and why.
-fn memory(error: impl std::error::Error) -> SleepError {
-    SleepError::Memory { what: with_sources(&error) }
-}

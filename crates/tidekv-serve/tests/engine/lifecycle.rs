@@ -5,7 +5,7 @@ use std::time::Duration;
 use tidekv_core::units::Bytes;
 use tidekv_serve::config::KvMode;
 use tidekv_serve::handle::{
-    Event, FinishReason, GenerateError, GenerateRequest, Sampling, SleepError, SubmitError, TokenLogprob,
+    Event, FinishReason, GenerateError, GenerateRequest, Health, Sampling, SleepError, SubmitError, TokenLogprob,
 };
 
 use crate::support::{Lab, PAGE, config, finish, request, text, tokens};
@@ -41,7 +41,7 @@ fn draining_lets_what_runs_end_and_refuses_the_rest() {
     let lab = Lab::elastic(64);
     let running: Vec<_> = (0..10).map(|number| lab.submit(&text(number, 30), 20)).collect();
     lab.engine.drain(Duration::from_secs(120));
-    assert!(!lab.engine.is_alive());
+    assert_eq!(lab.engine.health(), Health::Stopped);
     assert!(running.into_iter().all(|generation| tokens(generation).len() == 20));
     assert_eq!(lab.engine.submit(request(&[1], 1)).map(drop).unwrap_err(), SubmitError::ShutDown);
     assert_eq!(lab.engine.sleep(1), Err(SleepError::ShutDown));

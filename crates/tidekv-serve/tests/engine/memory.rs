@@ -10,7 +10,7 @@ use tidekv_mem::Backend;
 use tidekv_mem::host::{HostBackend, HostOptions};
 use tidekv_pool::{KvPool, PoolConfig, ReservePolicy};
 use tidekv_serve::config::{EngineConfig, KvMode};
-use tidekv_serve::handle::{FinishReason, GenerateError};
+use tidekv_serve::handle::{EngineStats, FinishReason, GenerateError};
 use tidekv_shm::{DeviceName, Ledger, PoolName, RuntimeDir};
 
 use crate::support::{BLOCK_BYTES, Lab, PAGE, config, finish, text, tokens};
@@ -122,6 +122,30 @@ fn a_neighbour_gets_its_share_from_cached_prefixes_and_from_requests() {
     }
     neighbour.free(&leases, Fence::Step(Step(0))).unwrap();
     lab.assert_nothing_leaked();
+}
+
+/// A model whose peak begins while the cache of an idle one fills the device: its requests used to wait for each other, one
+/// page at a time, because nobody asked the neighbour before somebody who ran already was short.
+#[test]
+fn a_peak_finds_the_memory_that_an_idle_model_only_keeps() {
+    let idle = Lab::elastic(64);
+    for number in 0..60 {
+        tokens(idle.submit(&text(number, 100), 2));
+    }
+    let budget = 64 * 4 * BLOCK_BYTES;
+    let is_full = |stats: &EngineStats| stats.used_bytes.0 + stats.idle_bytes.0 == budget;
+    idle.wait_for("a cache that fills the device", is_full);
+    let busy = Lab::beside(Arc::clone(&idle.dir), |dir| EngineConfig {
+        pool_name: PoolName::new("busy").unwrap(),
+        ..config(dir, KvMode::Elastic, 64)
+    });
+    // Five times 44 blocks in the end, of 256; and two pages at once for each to begin with.
+    let peak: Vec<_> = (100..105).map(|number| busy.submit(&text(number, 100), 600)).collect();
+    busy.wait_for("all of the peak running at once", |stats| stats.running == 5);
+    drop(peak);
+    busy.wait_for("an end of the peak", |stats| stats.running == 0);
+    idle.assert_nothing_leaked();
+    busy.assert_nothing_leaked();
 }
 
 #[test]

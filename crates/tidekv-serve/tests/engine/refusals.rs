@@ -3,7 +3,7 @@
 use std::error::Error as _;
 
 use tidekv_core::units::Bytes;
-use tidekv_serve::config::{ComputeChoice, EngineConfig, KvMode, ModelSource, Precision, SyntheticSize};
+use tidekv_serve::config::{ComputeChoice, EngineConfig, KvBudget, KvMode, ModelSource, Precision, SyntheticSize};
 use tidekv_serve::engine::{StartError, start};
 use tidekv_serve::handle::{GenerateRequest, Sampling, SubmitError};
 
@@ -65,11 +65,11 @@ fn engines_that_cannot_start() {
     assert!(large.to_string().contains("is made on a GPU"), "{large}");
     let context = sentence(EngineConfig { context_tokens: Some(1 << 20), ..good() });
     assert!(matches!(context, StartError::Context { asked: 1_048_576, most: 32_768 }), "{context}");
-    let large = sentence(EngineConfig { kv: KvMode::Static(Bytes(5 * PAGE.0)), ..good() });
+    let large = sentence(EngineConfig { kv: KvMode::Static(Bytes(5 * PAGE.0)).into(), ..good() });
     assert!(matches!(large, StartError::OverBudget { .. }), "{large}");
     let narrow = sentence(EngineConfig { max_step_tokens: 8, ..good() });
     assert!(matches!(narrow, StartError::Batch(_)), "{narrow}");
-    let small = sentence(EngineConfig { kv_budget: Bytes(1), ..good() });
+    let small = sentence(EngineConfig { kv_budget: KvBudget::Given(Bytes(1)), ..good() });
     assert!(matches!(small, StartError::Kv(_)), "{small}");
     let missing = dir.path().join("no-such-model");
     let absent = sentence(EngineConfig { model: ModelSource::Folder(missing.clone()), ..good() });

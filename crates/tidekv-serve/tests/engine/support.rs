@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use tidekv_core::geometry::ChunkChoice;
 use tidekv_core::units::Bytes;
 use tidekv_pool::ReservePolicy;
-use tidekv_serve::config::{ComputeChoice, EngineConfig, KvMode, ModelSource, SyntheticSize};
+use tidekv_serve::config::{ComputeChoice, EngineConfig, KvBudget, KvMode, ModelSource, SyntheticSize};
 use tidekv_serve::engine;
 use tidekv_serve::handle::{
     Engine, Event, FinishReason, GenerateError, GenerateRequest, Generation, Prompt, Sampling, Usage,
@@ -33,8 +33,8 @@ pub(crate) struct Lab {
 pub(crate) fn config(dir: &TempDir, kv: KvMode, pages: u64) -> EngineConfig {
     EngineConfig {
         model: ModelSource::Synthetic { size: SyntheticSize::Tiny, seed: 0 },
-        kv,
-        kv_budget: Bytes(pages * PAGE.0),
+        kv: kv.into(),
+        kv_budget: KvBudget::Given(Bytes(pages * PAGE.0)),
         pool_name: PoolName::new("engine-test").unwrap(),
         runtime_dir: RuntimeDir::at(dir.path()),
         compute: ComputeChoice::Cpu,

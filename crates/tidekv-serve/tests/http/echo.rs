@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use tidekv_core::units::Bytes;
 use tidekv_serve::config::KvMode;
 use tidekv_serve::handle::{
-    Engine, EngineStats, Event, EventSender, FinishReason, GenerateError, GenerateRequest, Generation, ModelInfo,
-    SleepError, SubmitError, TokenLogprob, Usage,
+    Engine, EngineStats, Event, EventSender, FinishReason, GenerateError, GenerateRequest, Generation, Health,
+    ModelInfo, SleepError, SubmitError, TokenLogprob, Usage,
 };
 
 pub(crate) const CONTEXT_TOKENS: u32 = 4096;
@@ -46,6 +46,8 @@ pub(crate) struct Echo {
     pub(crate) limit: AtomicU64,
     /// Every request fails after this many tokens.
     pub(crate) fail_at: Mutex<Option<(u32, GenerateError)>>,
+    /// The device is lost: nothing is accepted, for this reason.
+    pub(crate) lost: Mutex<Option<String>>,
 }
 
 impl Echo {
@@ -160,6 +162,9 @@ impl Engine for Echo {
         if desk.is_closed {
             return Err(SubmitError::ShutDown);
         }
+        if let Some(what) = self.lost.lock().unwrap().clone() {
+            return Err(SubmitError::DeviceLost { what });
+        }
         if self.is_sleeping() {
             return Err(SubmitError::Asleep);
         }
@@ -235,8 +240,12 @@ impl Engine for Echo {
         self.is_sleeping.load(Ordering::SeqCst)
     }
 
-    fn is_alive(&self) -> bool {
-        !self.lock().is_closed
+    fn health(&self) -> Health {
+        match (self.lock().is_closed, &*self.lost.lock().unwrap()) {
+            (true, _) => Health::Stopped,
+            (false, Some(what)) => Health::DeviceLost { what: what.clone() },
+            (false, None) => Health::Well,
+        }
     }
 
     fn drain(&self, within: Duration) {

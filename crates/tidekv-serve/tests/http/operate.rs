@@ -1,6 +1,7 @@
 //! The pages for operators.
 
 use serde_json::json;
+use tidekv_serve::handle::GenerateError;
 
 use crate::client::{block_on, get, post, send};
 use crate::running::Running;
@@ -19,6 +20,34 @@ fn models_health_and_version() {
         let health = get(server.address, "/health").await.good();
         assert_eq!((&health["status"], &health["kv_mode"]), (&json!("healthy"), &json!("elastic")));
         assert!(get(server.address, "/version").await.good()["version"].is_string());
+    });
+}
+
+/// Probes see it, people read why, and a stream that was under way ends in the same words.
+#[test]
+fn a_lost_device_is_a_503_with_its_reason() {
+    let server = Running::start();
+    let reason = "cuStreamSynchronize failed with CUDA_ERROR_ILLEGAL_ADDRESS (700)";
+    block_on(async {
+        let error = GenerateError::DeviceLost { what: reason.to_owned() };
+        *server.engine.fail_at.lock().unwrap() = Some((2, error));
+        let streamed = post(server.address, "/v1/completions", &json!({"prompt": "hello", "stream": true})).await;
+        assert!(
+            streamed.text.contains("\"code\":\"device_lost\"") && streamed.text.contains(reason),
+            "{}",
+            streamed.text
+        );
+        *server.engine.lost.lock().unwrap() = Some(reason.to_owned());
+        for path in ["/health", "/ping"] {
+            let health = get(server.address, path).await;
+            assert_eq!((health.status.as_u16(), &health.json()["status"]), (503, &json!("device_lost")), "{path}");
+            assert!(health.json()["reason"].as_str().unwrap().contains(reason), "{}", health.text);
+        }
+        let refused = post(server.address, "/v1/completions", &json!({"prompt": "hello"})).await;
+        let error = &refused.json()["error"];
+        assert_eq!((refused.status.as_u16(), &error["code"]), (503, &json!("device_lost")));
+        let message = error["message"].as_str().unwrap().to_owned();
+        assert!(message.contains("until the server is started again") && message.contains(reason), "{message}");
     });
 }
 

@@ -3,17 +3,17 @@
 #![allow(dead_code, reason = "each program uses its own part of this")]
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tempfile::TempDir;
 use tidekv_batch::{BatchConfig, IdRun, SeqId};
 use tidekv_core::geometry::{Capacity, ChunkChoice, Geometry, GeometryConfig, Layout};
-use tidekv_core::units::{Buffer, Bytes};
+use tidekv_core::units::{Buffer, Bytes, KernelId};
 use tidekv_mem::Backend;
 use tidekv_mem::cuda::{CudaBackend, CudaOptions};
 use tidekv_mem::host::{HostBackend, HostOptions};
 use tidekv_pool::PoolConfig;
-use tidekv_serve::compute::{Compute, CpuCompute, KvStore, StepInput, StepTables, Wanted, likeliest};
+use tidekv_serve::compute::{Compute, CpuCompute, KvStore, Outputs, StepInput, StepTables, Wanted, likeliest};
 use tidekv_serve::config::Precision;
 use tidekv_serve::model::{Model, ModelShape};
 use tidekv_shm::{PoolName, RuntimeDir};
@@ -22,6 +22,8 @@ type Failure = Box<dyn std::error::Error>;
 
 /// Most sequences at once.
 pub(crate) const MAX_ROWS: u32 = 64;
+/// So few that ids are sparse, and neighbours often on different pages.
+const BLOCKS_PER_PAGE: u32 = 4;
 
 /// Where a model is computed.
 #[derive(Clone, Copy, Debug)]
@@ -54,17 +56,24 @@ impl Lab {
         block_tokens: u32,
         tokens: u32,
     ) -> Result<Self, Failure> {
-        Self::sized(compute, shape, home, block_tokens, tokens, tokens)
+        Self::large(
+            compute,
+            shape,
+            home,
+            block_tokens,
+            tokens,
+            (tokens.div_ceil(block_tokens) + 64).div_ceil(BLOCKS_PER_PAGE),
+        )
     }
 
-    /// The same with steps of at most `step_tokens` tokens.
-    pub(crate) fn sized(
+    /// The same over a pool of so many pages, all of them mapped.
+    pub(crate) fn large(
         compute: Box<dyn Compute>,
         shape: &ModelShape,
         home: Home,
         block_tokens: u32,
         tokens: u32,
-        step_tokens: u32,
+        pages: u32,
     ) -> Result<Self, Failure> {
         let dir = tempfile::tempdir()?;
         let (backend, kv_shape): (Arc<dyn Backend>, _) = match home {
@@ -74,82 +83,64 @@ impl Lab {
                 (Arc::new(backend), shape.kv_shape_of(precision.bytes(), block_tokens))
             }
         };
-        let blocks = tokens.div_ceil(block_tokens) + 64;
+        let blocks = pages * BLOCKS_PER_PAGE;
         let block_bytes = kv_shape.block_bytes(Buffer::Key)?.0;
         let geometry = GeometryConfig {
             shape: kv_shape,
             layout: Layout::Slab,
             granularity: backend.capabilities().granularity,
-            // Four blocks to a page: ids are sparse, and neighbours often on different pages.
-            chunk: ChunkChoice::Bytes(Bytes(4 * block_bytes)),
-            capacity: Capacity::Pages(blocks.div_ceil(4)),
+            chunk: ChunkChoice::Bytes(Bytes(u64::from(BLOCKS_PER_PAGE) * block_bytes)),
+            capacity: Capacity::Pages(pages),
         };
         let mut config = PoolConfig::new(PoolName::new("lab")?, backend, geometry);
         config.runtime_dir = RuntimeDir::at(dir.path());
-        config.budget = Some(Bytes(Geometry::new(&geometry)?.page_bytes().0 * u64::from(blocks.div_ceil(4))));
+        config.budget = Some(Bytes(Geometry::new(&geometry)?.page_bytes().0 * u64::from(pages)));
         let batch = BatchConfig {
             block_tokens,
             max_rows: MAX_ROWS,
             max_row_tokens: tokens.max(1),
-            max_step_tokens: step_tokens.max(MAX_ROWS),
+            max_step_tokens: tokens.max(MAX_ROWS),
             max_ids: blocks,
         };
-        let (mut kv, mut tables) = match home {
+        let (mut kv, tables) = match home {
             Home::Host => (KvStore::open(config)?, StepTables::host(batch)?),
             Home::Gpu(_) => (KvStore::open_on_device(config)?, StepTables::cuda(0, batch)?),
         };
         let mut ids = Vec::new();
         kv.alloc(blocks, Duration::ZERO, &mut ids)?;
-        let runs: Vec<IdRun> = ids.into_iter().map(|first| IdRun { first, count: 1 }).collect();
-        tables.lend(&runs)?;
-        Ok(Self { compute, kv, tables, vocab: shape.vocab, _dir: dir })
+        let mut lab = Self { compute, kv, tables, vocab: shape.vocab, _dir: dir };
+        lab.lend(&ids)?;
+        Ok(lab)
     }
 
     /// Turns the order around in which free blocks are taken.
     pub(crate) fn reverse_blocks(&mut self) -> Result<(), Failure> {
+        let mut ids = self.free_blocks();
+        ids.reverse();
+        self.lend(&ids)
+    }
+
+    /// Takes all free blocks out of use, from the first id to the last.
+    pub(crate) fn free_blocks(&mut self) -> Vec<KernelId> {
         let mut ids = Vec::new();
         self.tables.take_back(u32::MAX, &mut ids);
-        ids.sort_unstable_by_key(|id| std::cmp::Reverse(id.0));
-        let runs: Vec<IdRun> = ids.into_iter().map(|first| IdRun { first, count: 1 }).collect();
+        ids.sort_unstable_by_key(|id| id.0);
+        ids
+    }
+
+    /// Puts blocks into use, to be taken in this order.
+    pub(crate) fn lend(&mut self, ids: &[KernelId]) -> Result<(), Failure> {
+        let runs: Vec<IdRun> = ids.iter().map(|&first| IdRun { first, count: 1 }).collect();
         Ok(self.tables.lend(&runs)?)
     }
 
-    /// Computes `context` tokens for each of so many new sequences, as many as a step takes at a time; says how long that took.
-    pub(crate) fn fill(&mut self, rows: u32, context: u32) -> Result<Duration, Failure> {
-        let most = self.tables.view().shape().config().max_step_tokens;
-        let start = Instant::now();
-        for row in 0..rows {
-            self.tables.admit(SeqId(u64::from(row)), 0, &[])?;
-            let mut done = 0;
-            while done < context {
-                let count = (context - done).min(most);
-                let mut query = vec![0; row as usize + 1];
-                query[row as usize] = count;
-                let tokens: Vec<u32> = (done..done + count).map(|at| (row * 31 + at * 7) % 251).collect();
-                self.compute.forward(
-                    &mut self.kv,
-                    &mut self.tables,
-                    &StepInput { query: &query, tokens: &tokens, wanted: &[] },
-                )?;
-                done += count;
-            }
-        }
-        Ok(start.elapsed())
-    }
-
-    /// Makes `steps` tokens for each of the first rows, each the likeliest; says how long each step took.
-    pub(crate) fn decode(&mut self, rows: u32, steps: u32) -> Result<Vec<Duration>, Failure> {
-        let query = vec![1; rows as usize];
-        let wanted: Vec<Wanted> = (0..rows).map(|token| Wanted { token, logits: false }).collect();
-        let mut tokens = vec![0; rows as usize];
-        let mut times = Vec::new();
-        for _ in 0..steps {
-            let start = Instant::now();
-            let step = StepInput { query: &query, tokens: &tokens, wanted: &wanted };
-            tokens = self.compute.forward(&mut self.kv, &mut self.tables, &step)?.best;
-            times.push(start.elapsed());
-        }
-        Ok(times)
+    /// Computes the tokens of a new sequence in one step.
+    pub(crate) fn step(&mut self, tokens: &[u32], wanted: &[Wanted]) -> Result<Outputs, Failure> {
+        self.tables.admit(SeqId(0), 0, &[])?;
+        let input = StepInput { query: &[u32::try_from(tokens.len())?], tokens, wanted };
+        let outputs = self.compute.forward(&mut self.kv, &mut self.tables, &input)?;
+        self.tables.release(SeqId(0), &mut Vec::new())?;
+        Ok(outputs)
     }
 
     /// What computes.

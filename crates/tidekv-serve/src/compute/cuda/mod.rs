@@ -14,6 +14,7 @@
 //! | `kernels`   | our kernels and how each is launched                                              |
 //! | `attention` | the same for attention: tiles and splits                                          |
 //! | `weights`   | the model's numbers on the device; made there, or sent; parked in host memory     |
+//! | `carry`     | the way there and back, in several lanes                                          |
 //! | `buffers`   | everything between the layers, made once                                          |
 //! | `step`      | a step: eagerly, or as a graph for decode steps                                   |
 //! | `probe`     | floors for benchmarks to compare with                                             |
@@ -26,6 +27,7 @@
 
 mod attention;
 mod buffers;
+mod carry;
 mod cublas;
 mod kernels;
 mod probe;
@@ -38,6 +40,7 @@ use std::sync::Arc;
 
 use tidekv_batch::cuda::gpu::{Event, Gpu, Graph};
 use tidekv_core::units::Bytes;
+use tidekv_mem::cuda::DeviceMemory;
 
 use super::{Compute, ComputeError, KvStore, Outputs, StepInput, StepTables};
 use crate::config::Precision;
@@ -49,7 +52,8 @@ use kernels::Kernels;
 use weights::{DeviceWeights, Source};
 
 pub use buffers::StepLimits;
-pub use probe::AttentionProbe;
+pub use carry::CopyTimes;
+pub use probe::{AttentionProbe, PlainMemory};
 
 /// A GPU on which models can be computed, with the library for it.
 #[derive(Clone, Debug)]
@@ -178,10 +182,20 @@ impl Compute for CudaCompute {
         self.step(kv, tables, step)
     }
 
+    fn check_device(&mut self) -> Result<(), ComputeError> {
+        // Takes memory, writes it and waits: what a context that is broken refuses.
+        DeviceMemory::zeroed(&self.gpu.device, Bytes(1))?;
+        Ok(())
+    }
+
     fn park(&mut self) -> Result<(), ComputeError> {
         // They hold the addresses of the weights.
         self.graphs.clear();
-        self.weights.park()
+        self.weights.park(&self.gpu)
+    }
+
+    fn parked_bytes(&self) -> Bytes {
+        self.weights.parked_bytes()
     }
 
     fn unpark(&mut self) -> Result<(), ComputeError> {

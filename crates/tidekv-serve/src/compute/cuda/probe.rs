@@ -16,18 +16,60 @@ use crate::compute::ComputeError;
 use crate::config::Precision;
 use crate::model::ModelShape;
 
-impl Device {
-    /// How long it takes to read so many bytes of the card once, with a kernel that does nothing else: the median of so many times.
+/// Plain memory of the card: how fast it can be read at all, and copied.
+#[derive(Debug)]
+pub struct PlainMemory {
+    kernels: Kernels,
+    bytes: Bytes,
+    from: DeviceMemory,
+    to: DeviceMemory,
+    out: DeviceMemory,
+    clock: Clock,
+}
+
+impl PlainMemory {
+    /// Takes so many bytes twice.
+    ///
+    /// # Errors
+    /// What the driver says, also where the card has not so much.
+    pub fn open(device: &Device, bytes: Bytes) -> Result<Self, ComputeError> {
+        let gpu = &device.gpu;
+        let zeroed = |bytes| DeviceMemory::zeroed(&gpu.device, bytes);
+        Ok(Self {
+            kernels: Kernels::load(gpu, Precision::Bf16)?,
+            bytes,
+            from: zeroed(bytes)?,
+            to: zeroed(bytes)?,
+            out: zeroed(Bytes(16))?,
+            clock: Clock::new(gpu)?,
+        })
+    }
+
+    /// What is read, or copied, each time.
+    pub fn bytes(&self) -> Bytes {
+        self.bytes
+    }
+
+    /// The device's time to read all of it once, with a kernel that does nothing else.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn time_read(&self, bytes: Bytes, times: usize) -> Result<Duration, ComputeError> {
-        let kernels = Kernels::load(&self.gpu, Precision::Bf16)?;
-        let from = DeviceMemory::zeroed(&self.gpu.device, bytes)?;
-        let out = DeviceMemory::zeroed(&self.gpu.device, Bytes(16))?;
-        time(&self.gpu, times, |stream| {
-            // SAFETY: two allocations of our own, which live until `time` has waited.
-            Ok(unsafe { kernels.read(stream.raw(), out.address(), from.address(), bytes.0) }?)
+    pub fn time_read(&self) -> Result<Duration, ComputeError> {
+        self.clock.time(|stream| {
+            // SAFETY: two allocations of our own, which live until the clock has waited.
+            Ok(unsafe { self.kernels.read(stream.raw(), self.out.address(), self.from.address(), self.bytes.0) }?)
+        })
+    }
+
+    /// The device's time to copy all of it once, by the driver: every byte is read and written.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn time_copy(&self) -> Result<Duration, ComputeError> {
+        let bytes = usize::try_from(self.bytes.0).expect("64 bits");
+        self.clock.time(|stream| {
+            // SAFETY: as above; two allocations do not overlap.
+            Ok(unsafe { stream.copy_within(self.to.address(), self.from.address(), bytes) }?)
         })
     }
 }
@@ -39,7 +81,7 @@ pub struct AttentionProbe {
     launches: Vec<Attention>,
     rows: u32,
     bytes: Bytes,
-    gpu: Arc<Gpu>,
+    clock: Clock,
     _memory: DeviceMemory,
     /// Nobody else has a handle of it, so every block stays leased, and its page mapped, as long as this value.
     _pool: KvPool,
@@ -117,7 +159,7 @@ impl AttentionProbe {
         }
         let token_bytes = 2 * shape.kv_size() as u64 * u64::from(Precision::Bf16.bytes());
         let bytes = Bytes(u64::from(rows) * u64::from(tokens) * token_bytes * launches.len() as u64);
-        Ok(Self { attend, launches, rows, bytes, gpu, _memory: memory, _pool: pool })
+        Ok(Self { attend, launches, rows, bytes, clock: Clock::new(&gpu)?, _memory: memory, _pool: pool })
     }
 
     /// Keys and values that a step reads.
@@ -125,14 +167,14 @@ impl AttentionProbe {
         self.bytes
     }
 
-    /// The device's time for all layers: the median of so many times.
+    /// The device's time for all layers.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn time(&self, times: usize) -> Result<Duration, ComputeError> {
-        time(&self.gpu, times, |stream| {
+    pub fn time(&self) -> Result<Duration, ComputeError> {
+        self.clock.time(|stream| {
             for launch in &self.launches {
-                // SAFETY: memory and blocks of our own, which live and are mapped until `time` has waited.
+                // SAFETY: memory and blocks of our own, which live and are mapped until the clock has waited.
                 unsafe { self.attend.launch(stream.raw(), launch, self.rows, self.rows) }?;
             }
             Ok(())
@@ -141,39 +183,43 @@ impl AttentionProbe {
 }
 
 impl CudaCompute {
-    /// How long it takes to read the weights once, with a kernel that does nothing else: the median of so many times.
+    /// The device's time to read the weights once, with a kernel that does nothing else.
     ///
     /// # Errors
     /// What the driver says; weights that are parked.
-    pub fn time_weight_read(&self, times: usize) -> Result<Duration, ComputeError> {
+    pub fn time_weight_read(&self) -> Result<Duration, ComputeError> {
         let from = self.weights.base()?;
         let out = DeviceMemory::zeroed(&self.gpu.device, Bytes(16))?;
-        time(&self.gpu, times, |stream| {
+        Clock::new(&self.gpu)?.time(|stream| {
             // SAFETY: the weights' own memory, which nothing writes to, and a word of our own.
             Ok(unsafe { self.kernels.read(stream.raw(), out.address(), from, self.weights.bytes().0) }?)
         })
     }
 }
 
-/// The device's time for what `enqueue` puts on a stream: the median of so many times, behind one that does not count.
-pub(super) fn time(
-    gpu: &Arc<Gpu>,
-    times: usize,
-    enqueue: impl Fn(&Stream) -> Result<(), ComputeError>,
-) -> Result<Duration, ComputeError> {
-    let stream = Stream::new(gpu)?;
-    let _entered = gpu.enter()?;
-    let (start, end) = (Event::with_time(gpu)?, Event::with_time(gpu)?);
-    enqueue(&stream)?;
-    stream.synchronise()?;
-    let mut micros = Vec::with_capacity(times);
-    for _ in 0..times.max(1) {
-        start.record(&stream)?;
-        enqueue(&stream)?;
-        end.record(&stream)?;
-        end.wait()?;
-        micros.push(end.micros_since(&start)?);
+/// Times what is put on a stream of its own, by the device's clock.
+#[derive(Debug)]
+struct Clock {
+    stream: Stream,
+    start: Event,
+    end: Event,
+    gpu: Arc<Gpu>,
+}
+
+impl Clock {
+    fn new(gpu: &Arc<Gpu>) -> Result<Self, ComputeError> {
+        let (start, end) = (Event::with_time(gpu)?, Event::with_time(gpu)?);
+        Ok(Self { stream: Stream::new(gpu)?, start, end, gpu: Arc::clone(gpu) })
     }
-    micros.sort_unstable_by(f64::total_cmp);
-    Ok(Duration::from_secs_f64(micros[micros.len() / 2] / 1e6))
+
+    /// The device's time for what `enqueue` puts on the stream, over when this returns, whatever it returns.
+    fn time(&self, enqueue: impl FnOnce(&Stream) -> Result<(), ComputeError>) -> Result<Duration, ComputeError> {
+        let _entered = self.gpu.enter()?;
+        self.start.record(&self.stream)?;
+        let enqueued = enqueue(&self.stream);
+        let over = self.end.record(&self.stream).and_then(|()| self.stream.synchronise());
+        enqueued?;
+        over?;
+        Ok(Duration::from_secs_f64(self.end.micros_since(&self.start)? / 1e6))
+    }
 }

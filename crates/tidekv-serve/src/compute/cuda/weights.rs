@@ -14,7 +14,9 @@ use tidekv_batch::cuda::gpu::{Gpu, Stream};
 use tidekv_core::units::Bytes;
 use tidekv_mem::MemError;
 use tidekv_mem::cuda::DeviceMemory;
+use tidekv_mem::host::BulkMemory;
 
+use super::carry::{carry_in, carry_out};
 use super::kernels::Kernels;
 use crate::compute::ComputeError;
 use crate::config::Precision;
@@ -136,7 +138,7 @@ pub(super) struct DeviceWeights {
 #[derive(Debug)]
 enum Home {
     Device(DeviceMemory),
-    Host(Vec<u8>),
+    Host(BulkMemory),
 }
 
 /// Numbers and the offset that they belong to.
@@ -237,22 +239,31 @@ impl DeviceWeights {
         self.bytes
     }
 
-    /// Moves everything to host memory and gives the device's back. No work uses it: the caller has waited.
-    pub(super) fn park(&mut self) -> Result<(), ComputeError> {
+    /// What of it is in host memory.
+    pub(super) fn parked_bytes(&self) -> Bytes {
+        match self.home {
+            Home::Device(_) => Bytes::ZERO,
+            Home::Host(_) => self.bytes,
+        }
+    }
+
+    /// Moves everything to host memory and gives the device's back. No work uses it: the caller has waited. Where the host has no room for
+    /// it, or anything else fails, it stays where it is.
+    pub(super) fn park(&mut self, gpu: &Arc<Gpu>) -> Result<(), ComputeError> {
         let Home::Device(memory) = &self.home else { return Ok(()) };
-        let mut bytes = vec![0; usize::try_from(self.bytes.0).expect("64 bits")];
-        // SAFETY: the caller's promise.
-        unsafe { memory.read_at(0, &mut bytes) }?;
+        let mut bytes = BulkMemory::take(self.bytes).map_err(ComputeError::NoRoomToPark)?;
+        // SAFETY: all of the allocation, and the caller's promise.
+        unsafe { carry_out(gpu, memory.address(), bytes.as_mut_slice()) }?;
         self.home = Home::Host(bytes);
         Ok(())
     }
 
-    /// Moves it back.
-    pub(super) fn unpark(&mut self, gpu: &Gpu) -> Result<(), ComputeError> {
+    /// Moves it back, and gives the host's memory back.
+    pub(super) fn unpark(&mut self, gpu: &Arc<Gpu>) -> Result<(), ComputeError> {
         let Home::Host(bytes) = &self.home else { return Ok(()) };
         let memory = DeviceMemory::zeroed(&gpu.device, self.bytes)?;
         // SAFETY: nobody knows this memory yet.
-        unsafe { memory.write_at(0, bytes) }?;
+        unsafe { carry_in(gpu, bytes.as_slice(), memory.address()) }?;
         self.home = Home::Device(memory);
         Ok(())
     }
