@@ -10,13 +10,14 @@ Examples:
   kvserve Qwen/Qwen3-0.6B --port 8001         # from the local Hugging Face cache
   kvserve serve ./my-model --served-model-name chat --max-model-len 4096
   kvserve --kv static:512M                    # all memory held from the start, to compare with
+  kvserve synthetic:llama-8b --backend cuda   # shares 95 % of the card with all other pools
   kvserve synthetic:llama-8b --backend cuda --kv-budget 40G
   curl localhost:8000/v1/completions -d '{\"prompt\": \"Hello\", \"max_tokens\": 16}'
 
 A MODEL is synthetic:tiny or synthetic:small (with :SEED; on a GPU also qwen-0.5b, llama-1b and llama-8b), a folder with
 config.json, *.safetensors and tokenizer.json, or a Hugging Face id that was downloaded before (HF_HOME, HF_HUB_CACHE).
-ENABLE_KVCACHED=false without --kv holds the whole budget from the start. KVCACHED_HOST_BUDGET, KVCACHED_IPC_NAME,
-KVCACHED_MAX_CACHED_TOKENS, KVCACHED_PAGE_SIZE_MB and the variables of the reserve mean what they mean elsewhere. SIGTERM
+ENABLE_KVCACHED=false without --kv holds the whole budget from the start. KVCACHED_HOST_BUDGET, KVCACHED_GPU_UTILIZATION,
+KVCACHED_IPC_NAME, KVCACHED_MAX_CACHED_TOKENS, KVCACHED_PAGE_SIZE_MB and the variables of the reserve mean what they mean elsewhere. SIGTERM
 and Ctrl-C let running requests end; a second one ends at once. Sizes are 1024-based: 512M, 1.5G.
 Exit status: 0 told to stop and drained, 2 error: port taken, model not found or incomplete.";
 
@@ -48,9 +49,14 @@ pub struct ServeCli {
     #[arg(long, value_name = "MODE")]
     pub kv: Option<String>,
 
-    /// What all pools of this machine may hold together [default: $KVCACHED_HOST_BUDGET, else 1G]
+    /// What all pools of the device may hold together [default: on a GPU what --gpu-memory-utilization leaves, on the
+    /// processor $KVCACHED_HOST_BUDGET, else 1G]
     #[arg(long, value_name = "SIZE")]
     pub kv_budget: Option<String>,
+
+    /// Part of a GPU that weights, pools and other programs may fill together [default: $KVCACHED_GPU_UTILIZATION, else 0.95]
+    #[arg(long, value_name = "PART", conflicts_with = "kv_budget")]
+    pub gpu_memory_utilization: Option<f64>,
 
     /// Memory that comes and goes at once, for each layer and for K and V [default: $KVCACHED_PAGE_SIZE_MB, else chosen]
     #[arg(long, value_name = "SIZE")]

@@ -26,6 +26,8 @@ mod watch;
 
 use std::time::{Duration, Instant};
 
+pub use doctor::known_variables;
+
 use crate::console::Console;
 use crate::exit::Outcome;
 use crate::request::{Action, Request};

@@ -1,9 +1,10 @@
 //! A running `kvserve` with a folder of shared files of its own, killed when the test is over, and a client in a few lines.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
@@ -14,9 +15,14 @@ use tempfile::TempDir;
 /// Long enough that only a hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// A program of ours: as cargo built it, or where the tests were brought without it.
+fn program(name: &str, built: &str) -> PathBuf {
+    std::env::var_os("TIDEKV_TEST_PROGRAMS").map_or_else(|| built.into(), |folder| Path::new(&folder).join(name))
+}
+
 /// `kvserve` with nothing of this process's environment that would change what it does.
 pub(crate) fn kvserve(dir: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kvserve"));
+    let mut command = Command::new(program("kvserve", env!("CARGO_BIN_EXE_kvserve")));
     for (name, _) in std::env::vars_os() {
         if name
             .to_str()
@@ -31,11 +37,15 @@ pub(crate) fn kvserve(dir: &Path, args: &[&str]) -> Command {
 
 /// Runs a tool of ours to its end.
 pub(crate) fn kvctl(dir: &Path, args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_kvctl")).args(args).env("KVCACHED_RUNTIME_DIR", dir).output().unwrap()
+    Command::new(program("kvctl", env!("CARGO_BIN_EXE_kvctl")))
+        .args(args)
+        .env("KVCACHED_RUNTIME_DIR", dir)
+        .output()
+        .unwrap()
 }
 
 pub(crate) struct Server {
-    pub(crate) dir: TempDir,
+    pub(crate) dir: Arc<TempDir>,
     child: Child,
     /// What it writes behind its two lines, when it has ended.
     rest: Receiver<String>,
@@ -50,7 +60,11 @@ impl Server {
     }
 
     pub(crate) fn start_with(args: &[&str], change: impl FnOnce(&mut Command)) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        Self::start_in(Arc::new(tempfile::tempdir().unwrap()), args, change)
+    }
+
+    /// On the same device as whoever uses `dir`.
+    pub(crate) fn start_in(dir: Arc<TempDir>, args: &[&str], change: impl FnOnce(&mut Command)) -> Self {
         let mut command = kvserve(dir.path(), &["--port", "0", "--threads", "1"]);
         if !args.contains(&"--kv-budget") {
             command.args(["--kv-budget", "64M"]);
@@ -86,6 +100,11 @@ impl Server {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
+    /// Whether it has ended.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
     /// Waits for its end; nothing more may come on stdout.
     pub(crate) fn wait(&mut self) -> ExitStatus {
         let rest = self.rest.recv_timeout(PATIENCE).expect("kvserve does not end");
@@ -95,14 +114,7 @@ impl Server {
 
     /// A request on a connection of its own, sent.
     pub(crate) fn open(&self, method: &str, path: &str, body: &str) -> TcpStream {
-        let mut socket = TcpStream::connect(&self.address).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
-            body.len()
-        );
-        socket.write_all((head + body).as_bytes()).unwrap();
-        socket
+        open(&self.address, method, path, body).unwrap()
     }
 
     /// Status and body.
@@ -146,14 +158,35 @@ impl Drop for Server {
     }
 }
 
+/// A request on a connection of its own, sent; to a server that may be gone.
+pub(crate) fn open(address: &str, method: &str, path: &str, body: &str) -> io::Result<TcpStream> {
+    let mut socket = TcpStream::connect(address)?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    socket.write_all((head + body).as_bytes())?;
+    Ok(socket)
+}
+
 /// Status and body of what was asked; chunks are put together.
-pub(crate) fn answer(mut socket: TcpStream) -> (u16, String) {
+pub(crate) fn answer(socket: TcpStream) -> (u16, String) {
+    try_answer(socket).unwrap()
+}
+
+/// The same of a server that may be gone in the middle.
+pub(crate) fn try_answer(mut socket: TcpStream) -> io::Result<(u16, String)> {
     let mut text = String::new();
-    socket.read_to_string(&mut text).unwrap();
-    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{text}"));
-    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    socket.read_to_string(&mut text)?;
+    let parts = || {
+        let (head, body) = text.split_once("\r\n\r\n")?;
+        Some((head, body, head.split(' ').nth(1)?.parse().ok()?))
+    };
+    let cut = || io::Error::new(io::ErrorKind::UnexpectedEof, format!("an answer that is not whole: {text:?}"));
+    let (head, body, status) = parts().ok_or_else(cut)?;
     let is_chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
-    (status, if is_chunked { dechunked(body) } else { body.to_owned() })
+    Ok((status, if is_chunked { dechunked(body) } else { body.to_owned() }))
 }
 
 /// A body that came in chunks, as one.

@@ -33,8 +33,7 @@ use crate::console::Console;
 use crate::exit::Outcome;
 use check::Status;
 use facts::{Facts, Sources};
-#[cfg(feature = "serve")]
-pub(crate) use judge::known_variables;
+pub use judge::known_variables;
 
 pub(super) fn run(
     dir: &RuntimeDir,

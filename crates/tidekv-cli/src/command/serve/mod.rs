@@ -39,15 +39,16 @@ pub fn run(cli: &ServeCli, console: &mut Console) -> anyhow::Result<Outcome> {
     // From here on a signal drains; before, it ends the process as always.
     signals::stop_on_signal(stop).context("signals cannot be caught")?;
 
-    let (budget, kv) = (request.engine.kv_budget, request.engine.kv);
     let engine = tidekv_serve::engine::start(request.engine)?;
-    let pool = engine.stats().pool;
+    let stats = engine.stats();
     let context_tokens = engine.model().context_tokens;
     let service = Service::new(engine, Arc::new(tokenizer), Some(request.name));
     console.line(format_args!(
-        "serving {} with kv_mode={} in pool {pool} (budget {budget}, context {context_tokens} tokens)",
+        "serving {} with kv_mode={} in pool {} (at most {}, context {context_tokens} tokens)",
         service.name(),
-        kv.name()
+        stats.kv_mode.name(),
+        stats.pool,
+        stats.limit_bytes,
     ))?;
     console.line(format_args!("listening on http://{}", server.address()))?;
     server.run(service, stopped, request.drain)?;

@@ -5,7 +5,8 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow, bail};
 use tidekv_core::geometry::ChunkChoice;
 use tidekv_core::units::Bytes;
-use tidekv_serve::config::{EngineConfig, KvChoice};
+use tidekv_pool::DEFAULT_UTILIZATION;
+use tidekv_serve::config::{EngineConfig, KvBudget, KvChoice};
 use tidekv_serve::connections::ConnectionLimits;
 use tidekv_shm::{PoolName, RuntimeDir};
 
@@ -14,7 +15,7 @@ use crate::cli::ServeCli;
 use crate::text::parse_duration;
 
 const DEFAULT_MODEL: &str = "synthetic:tiny";
-/// Enough for some hundred thousand tokens of a small model, and little enough for a laptop.
+/// On the processor: enough for some hundred thousand tokens of a small model, and little enough for a laptop.
 const DEFAULT_BUDGET: Bytes = Bytes::gib(1);
 
 /// A server to be started.
@@ -34,12 +35,17 @@ impl ServeRequest {
     pub(super) fn new(cli: &ServeCli, variable: impl Fn(&str) -> Option<String>) -> anyhow::Result<Self> {
         let get = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
         let written = model_word(cli)?;
-        let kv_budget = match (&cli.kv_budget, get("KVCACHED_HOST_BUDGET")) {
-            (Some(text), _) => text.parse().context("--kv-budget is not a size")?,
-            (None, Some(text)) => text.parse().context("KVCACHED_HOST_BUDGET is not a size")?,
-            (None, None) => DEFAULT_BUDGET,
+        let kv_budget = match &cli.kv_budget {
+            Some(text) => KvBudget::Given(text.parse().context("--kv-budget is not a size")?),
+            None => KvBudget::Derived {
+                utilization: utilization(cli.gpu_memory_utilization, get("KVCACHED_GPU_UTILIZATION"))?,
+                host: match get("KVCACHED_HOST_BUDGET") {
+                    Some(text) => text.parse().context("KVCACHED_HOST_BUDGET is not a size")?,
+                    None => DEFAULT_BUDGET,
+                },
+            },
         };
-        let choice = match &cli.kv {
+        let kv = match &cli.kv {
             Some(text) => text.parse()?,
             None if is_enabled(get("ENABLE_KVCACHED"))? => KvChoice::Elastic,
             None => KvChoice::Static(None),
@@ -57,7 +63,7 @@ impl ServeRequest {
         };
         let engine = EngineConfig {
             model: model::find(&written, &variable)?,
-            kv: choice.within(kv_budget),
+            kv,
             kv_budget,
             pool_name,
             runtime_dir: cli.dir.as_ref().map_or_else(RuntimeDir::from_env, RuntimeDir::at),
@@ -99,6 +105,19 @@ fn model_word(cli: &ServeCli) -> anyhow::Result<String> {
     }
 }
 
+/// The part of a GPU that may be filled: the flag, kvcached's variable, or its default.
+fn utilization(flag: Option<f64>, variable: Option<String>) -> anyhow::Result<f64> {
+    let (name, part) = match (flag, variable) {
+        (Some(part), _) => ("--gpu-memory-utilization", Some(part)),
+        (None, Some(text)) => ("KVCACHED_GPU_UTILIZATION", text.trim().parse().ok()),
+        (None, None) => return Ok(DEFAULT_UTILIZATION),
+    };
+    match part {
+        Some(part) if part > 0.0 && part <= 1.0 => Ok(part),
+        _ => bail!("{name} is not a number above 0 and at most 1"),
+    }
+}
+
 /// kvcached's switch; on where nobody says otherwise.
 fn is_enabled(value: Option<String>) -> anyhow::Result<bool> {
     let Some(text) = value else { return Ok(true) };
@@ -112,7 +131,7 @@ fn is_enabled(value: Option<String>) -> anyhow::Result<bool> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use tidekv_serve::config::{ComputeChoice, KvMode};
+    use tidekv_serve::config::ComputeChoice;
 
     use super::*;
 
@@ -151,13 +170,23 @@ mod tests {
         let mode =
             |args: &[&str], variables: &[(&str, &str)]| request(args, variables).map(|request| request.engine.kv);
         let off = [("ENABLE_KVCACHED", "False")];
-        assert_eq!(mode(&[], &[]), Ok(KvMode::Elastic));
-        assert_eq!(mode(&[], &[("ENABLE_KVCACHED", "true")]), Ok(KvMode::Elastic));
-        assert_eq!(mode(&["--kv-budget", "64M"], &off), Ok(KvMode::Static(Bytes::mib(64))));
-        assert_eq!(mode(&[], &[off[0], ("KVCACHED_HOST_BUDGET", "2G")]), Ok(KvMode::Static(Bytes::gib(2))));
-        assert_eq!(mode(&["--kv", "elastic"], &off), Ok(KvMode::Elastic));
-        assert_eq!(mode(&["--kv", "static:8M"], &[]), Ok(KvMode::Static(Bytes::mib(8))));
+        assert_eq!(mode(&[], &[]), Ok(KvChoice::Elastic));
+        assert_eq!(mode(&[], &[("ENABLE_KVCACHED", "true")]), Ok(KvChoice::Elastic));
+        assert_eq!(mode(&[], &off), Ok(KvChoice::Static(None)));
+        assert_eq!(mode(&["--kv", "elastic"], &off), Ok(KvChoice::Elastic));
+        assert_eq!(mode(&["--kv", "static:8M"], &[]), Ok(KvChoice::Static(Some(Bytes::mib(8)))));
         assert!(mode(&[], &[("ENABLE_KVCACHED", "maybe")]).unwrap_err().contains("maybe"));
+    }
+
+    #[test]
+    fn the_budget_is_given_or_a_part_of_the_device() {
+        let budget = |args: &[&str], variables: &[(&str, &str)]| request(args, variables).unwrap().engine.kv_budget;
+        let derived = |utilization, host| KvBudget::Derived { utilization, host };
+        assert_eq!(budget(&[], &[]), derived(0.95, Bytes::gib(1)));
+        let part = ("KVCACHED_GPU_UTILIZATION", "0.5");
+        assert_eq!(budget(&[], &[part, ("KVCACHED_HOST_BUDGET", "2G")]), derived(0.5, Bytes::gib(2)));
+        assert_eq!(budget(&["--gpu-memory-utilization", "0.8"], &[part]), derived(0.8, Bytes::gib(1)));
+        assert_eq!(budget(&["--kv-budget", "64M"], &[part]), KvBudget::Given(Bytes::mib(64)));
     }
 
     #[test]
@@ -199,6 +228,9 @@ mod tests {
             (&["--kv", "rubber"][..], &[][..], "\"rubber\" is not a KV mode"),
             (&["--kv", "static:much"], &[], "static: needs a size"),
             (&["--kv-budget", "much"], &[], "--kv-budget is not a size"),
+            (&["--gpu-memory-utilization", "0"], &[], "--gpu-memory-utilization is not a number above 0"),
+            (&["--gpu-memory-utilization", "0.5", "--kv-budget", "1G"], &[], "cannot be used with"),
+            (&[], &[("KVCACHED_GPU_UTILIZATION", "95")], "KVCACHED_GPU_UTILIZATION is not a number above 0"),
             (&["--backend", "tpu"], &[], "cpu, cuda or auto"),
             (&["--drain", "soon"], &[], "--drain soon"),
             (&["--port", "70000"], &[], "70000"),

@@ -8,7 +8,7 @@ use tidekv_serve::router::{EngineKind, ModelSpec, SleepSettings, SloTarget};
 
 use super::error::Problem;
 use super::yaml;
-use crate::command::doctor::known_variables;
+use crate::command::known_variables;
 use crate::text::nearest;
 
 /// All that is to be started.

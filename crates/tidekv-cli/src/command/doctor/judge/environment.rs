@@ -72,9 +72,8 @@ const RESERVED_DEFAULTS: (u32, u32) = (5, 10);
 /// A value is shown up to here.
 const SHOWN_MAX: usize = 60;
 
-/// The names that somebody reads.
-#[cfg(feature = "serve")]
-pub(crate) fn known_variables() -> impl Iterator<Item = &'static str> {
+/// The names of variables that somebody reads.
+pub fn known_variables() -> impl Iterator<Item = &'static str> {
     VARIABLES.iter().map(|(name, _)| *name)
 }
 

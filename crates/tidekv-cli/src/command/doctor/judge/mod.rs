@@ -10,8 +10,7 @@ mod shared_files;
 #[cfg(test)]
 mod tests;
 
-#[cfg(feature = "serve")]
-pub(crate) use environment::known_variables;
+pub use environment::known_variables;
 pub(super) use gpu::pool_of;
 
 use super::check::Check;
