@@ -49,6 +49,8 @@ class PrefixCache:
                 self.cold[key] = None
         while self.pool.reclaim_requested()["pages"] and self.cold:
             self.evict()
+        # A neighbour that waits may ask for them.
+        self.pool.set_evictable(len(self.cold))
 
     def allocate(self) -> int:
         while (blocks := self.pool.try_alloc(1)) is None:

@@ -18,6 +18,7 @@ pub(crate) fn reclaim(py: Python<'_>, request: ReclaimRequest) -> PyResult<Bound
     let dict = PyDict::new(py);
     dict.set_item("bytes", request.bytes.0)?;
     dict.set_item("pages", request.pages)?;
+    dict.set_item("firm_pages", request.firm_pages)?;
     dict.set_item("revision", request.revision)?;
     Ok(dict)
 }

@@ -405,6 +405,11 @@ impl Pool {
         convert::limit_state(py, &self.open()?.pool.limit_state())
     }
 
+    fn set_evictable(&self, #[pyo3(from_py_with = numbers::count)] blocks: u32) -> Result<(), Refused> {
+        self.open()?.pool.set_evictable(blocks);
+        Ok(())
+    }
+
     fn reclaim_requested<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         convert::reclaim(py, self.open()?.pool.reclaim_requested())
     }

@@ -249,8 +249,13 @@ class LimitState(TypedDict):
     reason: str | None
 
 class Reclaim(TypedDict):
+    """What the pool asks its engine to free at the moment."""
+
     bytes: int
     pages: int
+    firm_pages: int
+    """The part of `pages` that is owed even if running requests must make room. The rest is asked for only because the engine
+    said that it could evict as much (`Pool.set_evictable`)."""
     revision: int
 
 class PoolSnapshot(TypedDict):
@@ -373,6 +378,9 @@ class Pool:
     def resize(self, limit: int) -> LimitState: ...
     def set_limit(self, limit: int, *, revision: int) -> LimitState: ...
     def limit_state(self) -> LimitState: ...
+    def set_evictable(self, blocks: int) -> None:
+        """Says how many leased blocks are only kept in case: cached prefixes that no request uses. A neighbour that waits gets
+        them, also where this pool holds no more than its share: the engine is asked to evict. Cheap; say it whenever it changes."""
     def reclaim_requested(self) -> Reclaim: ...
     def reclaim_fileno(self) -> int:
         """An eventfd that is readable while there is a request that nobody has looked at. Do not close it."""

@@ -145,8 +145,40 @@ def test_an_engine_hears_that_it_should_evict() -> None:
         assert ready, "the descriptor wakes an event loop"
         request = pool.reclaim_requested()
         assert request["pages"] == 2 and request["bytes"] == 2 * pool.geometry.page_bytes
+        assert request["firm_pages"] == 2, "a limit is obeyed whatever it costs"
         pool.free(held)
         assert pool.reclaim_requested()["pages"] == 0
+
+
+def test_what_is_only_kept_goes_to_a_neighbour_that_waits() -> None:
+    geometry = SMALL.geometry(pages=8)
+    page, per_page = geometry.page_bytes, geometry.blocks_per_page
+    with small("idle", budget=8 * page) as idle, small("busy", budget=8 * page) as busy:
+        cached = idle.alloc(4 * per_page)
+        busy.alloc(4 * per_page)
+        waiting = threading.Thread(target=busy.alloc, args=(3 * per_page,), kwargs={"wait": 60.0})
+        idle.set_evictable(4 * per_page)
+        waiting.start()
+        try:
+            ready, _, _ = select.select([idle.reclaim_fileno()], [], [], 60)
+            assert ready, "each has its share, and half of the device is only kept"
+            request = idle.reclaim_requested()
+            assert (request["pages"], request["firm_pages"]) == (3, 0)
+            idle.free(cached[: 3 * per_page])
+            idle.set_evictable(per_page)
+        finally:
+            waiting.join()
+        assert (idle.mapped_bytes, busy.mapped_bytes) == (page, 7 * page)
+
+
+def test_what_is_kept_is_a_count() -> None:
+    pool = small()
+    for blocks in (-1, 1 << 32):
+        with pytest.raises(tidekv.errors.BadArgument):
+            pool.set_evictable(blocks)
+    pool.close()
+    with pytest.raises(tidekv.Closed):
+        pool.set_evictable(1)
 
 
 def test_operators_see_it(runtime_dir: Path) -> None:

@@ -3,12 +3,16 @@
     safe point --> settle            what requests have freed, and an idle scheduler's hand, goes to the pool
                --> agree             how much there is; how much is asked for            (with several ranks: one exchange)
                --> evict             from the radix tree, by its own `evict`, until so many pages of the pool are empty
+               --> say               what the tree still holds that no request uses
 
 A page becomes empty when its last block goes, and which prefixes share a page the tree does not know. So eviction goes in steps
 of one page's tokens, as the tree orders them, and stops as soon as enough pages are empty; each step is looked at by all ranks.
 What running requests hold stays: where an operator has lowered the limit below it, the next decode step retracts requests
 (`check_decode_capacity`); for a neighbour's sake no request is retracted. A prompt that waits between two of its chunks goes back to
 the queue, when it is in the way of the limit or nothing runs that could make room for it.
+
+What is said at the end is what a neighbour that waits may ask for, also where this pool holds no more than its share
+(docs/decisions/0019). It is evicted like what is owed above the share: no request is retracted for either.
 
 An idle scheduler passes here all the time. With `--sleep-on-idle` it sleeps up to a second: the pool's descriptor is put among
 those that wake it.
@@ -18,7 +22,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcached.integration.sglang.allocators import ElasticAllocator, evict
+from kvcached.integration.sglang.allocators import ElasticAllocator, evict, evictable_tokens
 from kvcached.utils import get_kvcached_logger
 
 __all__ = ["at_safe_point", "empty_pages"]
@@ -38,6 +42,7 @@ def at_safe_point(scheduler: Any) -> None:
     owed = allocator.settle(idle=idle)
     if owed:
         empty_pages(allocator, scheduler.tree_cache, owed)
+    allocator.slots.say_evictable(evictable_tokens(scheduler.tree_cache) // allocator.page_size)
     _retract_parked_chunk(scheduler, allocator)
     if allocator.slots.has_more_in_reach():
         # SGLang tries to admit again when a request has left; here memory may come without that.

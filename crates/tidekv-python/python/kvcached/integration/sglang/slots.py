@@ -49,6 +49,7 @@ class Slots:
         self._spare = 0
         """In step: what all ranks can have beside the hand, returns included, as agreed and counted on since."""
         self._reach = 0
+        self._evictable = 0
         self._told = ""
 
     # ---- what there is
@@ -136,6 +137,12 @@ class Slots:
             self.hand = []
         if ids:
             self._free(ids)
+
+    def say_evictable(self, blocks: int) -> None:
+        """So many of the blocks that were given out are only kept in case: a neighbour that waits may ask for them."""
+        if blocks != self._evictable:
+            self._evictable = blocks
+            self.pool.set_evictable(blocks)
 
     def pages_in_use(self) -> int:
         return int(self.pool.snapshot()["inuse_pages"])

@@ -4,11 +4,18 @@
     -----------------------                        ------
     a request is to be admitted ---- grow --->     Pool.try_alloc -> ledger of every rank -> mapped on all of them, or none
     a step is planned -------------- pay ---->     Pool.reclaim_requested: limits, neighbours
+                      -------------- say ---->     Pool.set_evictable: what a neighbour that waits may have
     a step is over ----------------- fence -->     Pool.step_completed: what was freed before it may be unmapped
 
 One block of the tidekv pool is one page of vLLM's blocks. Pages are mapped on every rank before their blocks leave the
 balloon, on the calling thread: the answer of the fleet is the acknowledgement. Pages that are given back carry the step that
 was planned last; they lose their memory when all ranks have finished it and their devices are idle.
+
+**What is only kept** (free blocks, with a prefix or without, that no running request is about to take) is said to the pool, and
+through it to the ranks, whose neighbours may ask for it also where the engine holds no more than its share (docs/decisions/0019). How
+many pages that would empty is known only by a look at every block, so the number is arithmetic until somebody asks: then a
+look decides, what it found is said, and the next look is not before it costs less than a fiftieth of the time. No request is
+preempted for that part; while somebody asks, prefixes are evicted rather than memory added.
 
 **When no request lives** vLLM calls nobody, but limits and neighbours do not wait. A thread of ours then does what the steps
 do otherwise. It touches vLLM's block pool only while no request lives and no block is in use, under a lock that the first new
@@ -27,7 +34,7 @@ from typing import Any
 import tidekv
 from tidekv import _native
 
-from kvcached.integration.vllm.balloon import Balloon
+from kvcached.integration.vllm.balloon import Balloon, PageFigures
 from kvcached.integration.vllm.demand import Demand
 from kvcached.integration.vllm.pages import PageMap
 from kvcached.integration.vllm.settings import Settings
@@ -42,6 +49,10 @@ _CONNECT_S = 60.0
 _STOP_S = 5.0
 _IDLE_LOOK_S = 0.25
 _IDLE_REST_S = 0.02
+_LOOK_EVERY_S = 0.1
+"""Neighbours of the ranks are heard of as often. A look that takes long is followed by a longer pause."""
+_LOOK_PAUSE = 50
+"""How many times longer than a look the pause behind it is."""
 
 
 class ElasticBlocks:
@@ -67,6 +78,10 @@ class ElasticBlocks:
         self._surplus_at = 0.0
         self._restless = False
         self._owes = False
+        self._is_asked = False
+        self._look_at = 0.0
+        self._unused = 0
+        self._evictable = 0
         self._rejoins = 0
         self._last_trouble: str | None = None
         self._stopping = threading.Event()
@@ -161,10 +176,13 @@ class ElasticBlocks:
             went, self._went = self._went, []
             self._notice_rejoins()
             need = self._demand.after_step(scheduled)
-            self._pay()
+            # One block more for each request, for the time that neighbours take to give back what was lent to them.
+            wanted = need + self._demand.alive
+            self._pay(wanted)
             self._grow(need)
             self._restless = self._restless or bool(scheduled)
             self._give_back_surplus(need)
+            self._say_evictable(wanted)
             return self._step, came, went
 
     def steps_done(self, step: int) -> None:
@@ -180,10 +198,12 @@ class ElasticBlocks:
     # ---- memory comes
 
     def _grow(self, blocks: int) -> None:
-        """Makes sure of so many free blocks that hold no cached prefix, as far as there is memory for them."""
+        """Makes sure of so many free blocks that hold no cached prefix, as far as there is memory for them. While neighbours
+        wait, blocks with a prefix will do."""
         if self._owes:
             return
-        lacking = blocks - self._balloon.free_before_cached(blocks)
+        free = self._balloon.free if self._is_asked else self._balloon.free_before_cached(blocks)
+        lacking = blocks - free
         if lacking > 0:
             self._lease(min(self._pages.pages_for(lacking), self._pages.pages - self._balloon.pages_in))
 
@@ -212,26 +232,58 @@ class ElasticBlocks:
 
     # ---- memory goes
 
-    def _pay(self) -> None:
-        """Frees what the ledger asks for: pages with nothing in them, then cached prefixes, then whatever is used least, as
-        soon as it is free. vLLM preempts requests that find no block meanwhile, and that frees more."""
+    def _pay(self, wanted: int) -> None:
+        """Frees what the ledger asks for: pages with nothing in them, then cached prefixes, as far as `wanted` blocks stay free.
+        What is firm takes those as well, then whatever is used least, as soon as it is free. vLLM preempts requests that find
+        no block meanwhile, and that frees more."""
         pool, balloon = self._pool, self._balloon
         if pool is None:
             return
         self._free(balloon.take_out())
         # What was just freed is not asked for any more.
-        owed = pool.reclaim_requested()["pages"]
+        request = pool.reclaim_requested()
+        owed, firm = request["pages"], request["firm_pages"]
         stuck = sorted(balloon.leaving)
-        balloon.keep(stuck[owed:])
-        if owed:
-            stuck = stuck[:owed]
-            cheapest = balloon.figures()
+        balloon.keep(stuck[firm:])
+        if firm or (owed and time.monotonic() >= self._look_at):
+            stuck = stuck[:firm]
+            spare = self._pages_to_spare(wanted)
+            cheapest = self._look()
+            unused = min(owed, self._unused, max(firm, spare))
             # Pages that are empty by now go instead of those that somebody still uses.
-            empty = sum(figures.used == 0 for figures in cheapest[: len(stuck)])
-            balloon.keep(stuck[:empty])
-            balloon.start_leaving(figures.page for figures in cheapest[: empty + owed - len(stuck)])
+            in_use = max(0, firm - unused)
+            balloon.keep(stuck[in_use:])
+            balloon.start_leaving(figures.page for figures in cheapest[: unused + max(0, in_use - len(stuck))])
+            self._unused -= unused
             self._free(balloon.take_out())
-        self._owes = owed > 0
+        self._owes, self._is_asked = firm > 0, owed > 0
+
+    def _look(self) -> list[PageFigures]:
+        """Every page that may be taken, cheapest first. Notes how many of them nobody uses."""
+        began = time.monotonic()
+        figures = self._balloon.figures()
+        now = time.monotonic()
+        self._look_at = now + max(_LOOK_EVERY_S, (now - began) * _LOOK_PAUSE)
+        self._unused = sum(found.used == 0 for found in figures)
+        return figures
+
+    def _pages_to_spare(self, wanted: int) -> int:
+        """How many pages could go at the most: those that are kept from the start stay, and room for what is in use and for
+        `wanted` blocks more, as if that lay together."""
+        balloon = self._balloon
+        kept = self._pages.pages if self._settings.start_pages is None else self._settings.start_pages
+        # The null block has its page too.
+        kept = max(kept, self._pages.pages_at_least(1 + balloon.in_use + wanted))
+        return max(0, balloon.pages_in - len(balloon.leaving) - kept)
+
+    def _say_evictable(self, wanted: int) -> None:
+        """Says how many pages a neighbour that waits may have. What a look has found holds until the next one."""
+        evictable = self._pages_to_spare(wanted)
+        if time.monotonic() < self._look_at:
+            evictable = min(evictable, self._unused)
+        if evictable != self._evictable and self._pool is not None:
+            self._evictable = evictable
+            self._pool.set_evictable(evictable)
 
     def _give_back_surplus(self, need: int) -> None:
         """Now and then gives back pages that nobody uses, and cached prefixes beyond what may be kept."""
@@ -283,7 +335,8 @@ class ElasticBlocks:
                 if self._pool is None:
                     return
                 if not self._demand.alive and not self._balloon.in_use:
-                    self._pay()
+                    self._pay(0)
                     self._give_back_surplus(0)
+                    self._say_evictable(0)
             # A request that a busy scheduler will hear of, or that nobody can meet, must not keep this thread busy.
             self._stopping.wait(_IDLE_REST_S)

@@ -56,6 +56,10 @@ class PageMap:
         end = -(-(page + 1) * self.page_bytes // self.stride)
         return range(first, min(end, self.blocks))
 
+    def pages_at_least(self, blocks: int) -> int:
+        """How many pages so many blocks lie on if they lie together."""
+        return -(-blocks * self.stride // self.page_bytes)
+
     def pages_for(self, blocks: int) -> int:
         """How many more pages give at least so many more blocks, wherever they lie."""
         whole = max(1, int(self.blocks_per_page))
