@@ -13,13 +13,16 @@
 //!   page_size_mb: 2                            # KVCACHED_PAGE_SIZE_MB; without it the pool chooses
 //! ```
 //!
-//! Under `kvcached:` any name, in any case and with or without `kvcached_` before it, is the variable of that name; servers
-//! are started with it. What the command line says goes before what the file says.
+//! Under `kvcached:` the name of any variable, in any case and with or without `kvcached_` before it, is that variable; servers
+//! are started with it. A name that nobody reads is an error: it would change nothing, and nobody would notice. What the
+//! command line says goes before what the file says.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use tidekv_cli::command::known_variables;
+use tidekv_cli::text::nearest;
 
 use crate::yaml::{self, YamlError};
 
@@ -129,6 +132,16 @@ pub enum ConfigError {
         /// As written.
         key: String,
     },
+    /// A name that is well formed, and nobody reads.
+    #[error("{}: kvcached.{key}: nobody reads {variable}{}", path.display(), did_you_mean(variable))]
+    UnknownVariable {
+        /// Which file.
+        path: PathBuf,
+        /// As written.
+        key: String,
+        /// The variable that it would be.
+        variable: String,
+    },
     /// A number that makes no sense.
     #[error("{}: benchmark.{key} {reason}", path.display())]
     BadValue {
@@ -180,6 +193,9 @@ impl BenchConfig {
         for key in self.kvcached.keys() {
             let variable =
                 variable_of(key).ok_or_else(|| ConfigError::BadKey { path: path.to_owned(), key: key.clone() })?;
+            if !known_variables().any(|known| known == variable) {
+                return Err(ConfigError::UnknownVariable { path: path.to_owned(), key: key.clone(), variable });
+            }
             if seen.insert(variable.clone(), key).is_some() {
                 return Err(ConfigError::Twice { path: path.to_owned(), key: key.clone(), variable });
             }
@@ -200,6 +216,11 @@ impl BenchConfig {
         let given = variables.iter().find(|(name, _)| name == "KVCACHED_GPU_UTILIZATION");
         given.and_then(|(_, value)| value.parse().ok()).filter(|part| (0.0..=1.0).contains(part)).unwrap_or(DEFAULT)
     }
+}
+
+/// `: did you mean ...?`, or nothing.
+fn did_you_mean(variable: &str) -> String {
+    nearest(variable, known_variables()).map(|meant| format!(": did you mean {meant}?")).unwrap_or_default()
 }
 
 /// `gpu_utilization`, `KVCACHED_GPU_UTILIZATION` and everything between them is `KVCACHED_GPU_UTILIZATION`.
@@ -281,6 +302,9 @@ kvcached:
             ("benchmark: {outputlen: 5}", "outputlen"),
             ("models: [{name: a}]", "path"),
             ("kvcached: {a b: 1}", "is not a name"),
+            ("kvcached: {gpu_utilisation: 0.9}", "did you mean KVCACHED_GPU_UTILIZATION?"),
+            ("kvcached: {KVCACHED_PAGESIZE_MB: 2}", "did you mean KVCACHED_PAGE_SIZE_MB?"),
+            ("kvcached: {colour_of_the_rack: red}", "nobody reads KVCACHED_COLOUR_OF_THE_RACK"),
         ] {
             let error = parsed(text).unwrap_err();
             assert!(error.starts_with("x.yaml") && error.contains(part), "{text}: {error}");

@@ -1,6 +1,6 @@
 //! The command line: `kvbench <vmm|alloc|frag|idle|share|map-parallel|tp-ipc|prepare-batch|router|shm|shm-alloc|
-//! shm-lookup|shm-transfer|serve|mock|overhead|latency-benefit|multi-model|gsm8k|accuracy|links|hold|compare|report|
-//! completions|man>`.
+//! shm-lookup|shm-transfer|serve|mock|overhead|latency-benefit|multi-model|attention|decode|interference|gsm8k|accuracy|
+//! links|hold|compare|report|completions|man>`.
 //!
 //! Each subcommand owns its arguments, its examples and its `run`; this module only lists them. What a
 //! subcommand reports is an [`Outcome`] or an error, and [`exit`](tidekv_cli::exit) turns either into a code.
@@ -17,8 +17,9 @@ use crate::links::with_own_name;
 use crate::output::warn;
 use crate::shm::gflags::with_long_flags;
 use crate::{
-    accuracy, alloc, compare, crew, frag, generate, gsm8k, hold, idle, latency_benefit, links, map_parallel,
-    multi_model, overhead, prepare_batch, report, router, serve, servers, share, shm, tp_ipc, vmm,
+    accuracy, alloc, attention, compare, crew, decode, frag, generate, gsm8k, hold, idle, interference,
+    latency_benefit, links, map_parallel, multi_model, overhead, prepare_batch, report, router, serve, servers, share,
+    shm, tp_ipc, vmm,
 };
 use tidekv_cli::exit::Outcome;
 
@@ -95,6 +96,15 @@ pub enum Command {
     LatencyBenefit(latency_benefit::LatencyBenefitArgs),
     /// See how many models fit into one budget, and what sharing it costs
     MultiModel(multi_model::MultiModelArgs),
+    /// See how fast decode attention reads the KV cache of a GPU, in every layout
+    Attention(attention::AttentionArgs),
+    /// Time decode steps of a model, beside one reading of its weights
+    Decode(decode::DecodeArgs),
+    /// Serve while a neighbour maps and unmaps pages, and see whether answers feel it
+    Interference(interference::InterferenceArgs),
+    /// Map and unmap pages until told to rest (what `interference` starts)
+    #[command(hide = true)]
+    MapNeighbour(interference::NeighbourArgs),
     /// Put the problems of GSM8K to a server
     Gsm8k(gsm8k::Gsm8kArgs),
     /// Put the same prompts to two servers and compare the answers, token by token
@@ -158,6 +168,10 @@ impl Cli {
             Command::Overhead(args) => overhead::run(args),
             Command::LatencyBenefit(args) => latency_benefit::run(args),
             Command::MultiModel(args) => multi_model::run(args),
+            Command::Attention(args) => attention::run(args),
+            Command::Decode(args) => decode::run(args),
+            Command::Interference(args) => interference::run(args),
+            Command::MapNeighbour(args) => interference::run_neighbour(args),
             Command::Gsm8k(args) => gsm8k::run(args),
             Command::Accuracy(args) => accuracy::run(args),
             Command::Links(args) => links::run(args),

@@ -21,6 +21,8 @@
 //!   overhead      elastic beside static memory, at every rate      servers       what a benchmark starts and stops
 //!   latency_benefit  models whose peaks do not meet                bench_config  the file of kvcached's guide
 //!   multi_model   how many models fit                links     the names of scripts that people know
+//!   attention, decode  what a GPU's memory lets attention and whole steps do
+//!   interference  a model beside a neighbour that maps
 //!   gsm8k, accuracy  right answers, and the same ones
 //!   router        what a router before an engine adds
 //!   hold          a pool to look at                compare   two results, one verdict
@@ -30,6 +32,7 @@
 //!   lab           private directories and shapes of pools       prefix_cache   stand-in for an engine's
 //!   crew          worker processes with a pool each             random         the same in every run
 //!   ranks         worker processes with a KV cache each         yaml           scenarios, with line and key
+//!   interrupt     Ctrl-C, once and twice
 //! ```
 //!
 //! A benchmark is one module with an `Args` type for clap and one `run`; it measures into
@@ -40,16 +43,20 @@
 
 pub mod accuracy;
 pub mod alloc;
+pub mod attention;
 pub mod bench_config;
 pub mod cli;
 pub mod compare;
 pub mod crew;
+pub mod decode;
 pub mod frag;
 pub mod generate;
 pub mod gsm8k;
 pub mod hold;
 pub mod host;
 pub mod idle;
+pub mod interference;
+pub mod interrupt;
 pub mod lab;
 pub mod latency_benefit;
 pub mod links;

@@ -32,6 +32,11 @@ impl Progress {
         Self { bar: bar.with_style(style) }
     }
 
+    /// There are so many steps after all.
+    pub fn expect(&self, steps: u64) {
+        self.bar.set_length(steps);
+    }
+
     /// Says what is measured next.
     pub fn now(&self, what: impl Into<Cow<'static, str>>) {
         self.bar.set_message(what);

@@ -37,7 +37,7 @@ use crate::gsm8k::data::{Exam, Protocol};
 use crate::gsm8k::score::score;
 use crate::host::HostInfo;
 use crate::load::data::{Form, Made, Segment, Vocabulary, mixed};
-use crate::load::{Item, Prompt};
+use crate::load::{Endpoint, Item, Prompt};
 use crate::output::OutputArgs;
 use crate::result::BenchResult;
 use crate::servers::session::Session;
@@ -92,7 +92,8 @@ Examples:
   kvbench accuracy --a-url http://gpu1:8000 --b-url http://gpu1:8001
   kvbench accuracy --a-cmd 'vllm serve m --port {port}' --b-cmd 'ENABLE_KVCACHED=true vllm serve m --port {port}'
 
-Exit status: 0 identical, or no more different than A from itself; 1 different, or too few prompts to tell; 2 error.";
+Exit status: 0 identical, or no more different than A from itself; 1 different, or too few prompts to tell; 2 error; 130
+interrupted (prompts that both sides have answered are compared and written).";
 
 /// What is asked, and what `args` of the result says.
 #[derive(Clone, Debug, Serialize)]
@@ -154,11 +155,18 @@ pub fn run(args: &AccuracyArgs) -> anyhow::Result<Outcome> {
         progress.step();
         anyhow::Ok((answers, endpoint))
     };
-    let (a, _) = round(Arm::A, "A")?;
-    let (again, _) = round(Arm::A, "A again")?;
-    let (b, endpoint) = round(Arm::B, "B")?;
+    let mut rounds = Vec::new();
+    for (arm, what) in [(Arm::A, "A"), (Arm::A, "A again"), (Arm::B, "B")] {
+        match round(arm, what) {
+            Err(_) if session.is_interrupted() => break,
+            outcome => rounds.push(outcome?),
+        }
+    }
     drop(progress);
-    let rounds = Rounds { a, again, b };
+    let Some((rounds, endpoint)) = Rounds::of(rounds) else {
+        // Not one prompt has been put to both sides: there is nothing to write.
+        return Ok(session.interrupt().outcome(Outcome::Done));
+    };
     // While a server is there that can split texts into tokens.
     let token_match = tokens::matching(&session, &endpoint.base_url, &rounds.a, &rounds.b);
     drop(arms);
@@ -172,8 +180,21 @@ pub fn run(args: &AccuracyArgs) -> anyhow::Result<Outcome> {
     });
     let judged = judge::judge(&rounds, correct.as_ref());
     report::fill(&mut result, &judged, token_match);
+    result.set_partial(session.is_interrupted());
     output.emit(&result, &report::table(&plan, &judged, token_match))?;
-    Ok(judged.verdict.outcome())
+    Ok(session.interrupt().outcome(judged.verdict.outcome()))
+}
+
+impl Rounds {
+    /// Of the prompts that were answered in all three; `None` where there are none. With the last server that was asked.
+    fn of(rounds: Vec<(TextAnswers, Endpoint)>) -> Option<(Self, Endpoint)> {
+        let common = rounds.iter().map(|(round, _)| round.answers.len()).min().filter(|&common| common > 0)?;
+        let [mut a, mut again, mut b] = <[_; 3]>::try_from(rounds).ok()?;
+        for (round, _) in [&mut a, &mut again, &mut b] {
+            round.answers.truncate(common);
+        }
+        Some((Self { a: a.0, again: again.0, b: b.0 }, b.1))
+    }
 }
 
 /// The prompts, the same in every round.

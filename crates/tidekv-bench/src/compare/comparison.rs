@@ -206,13 +206,13 @@ impl Compared {
         let bootstrap = Bootstrap { confidence: terms.confidence, ..Bootstrap::default() };
         let judged = if terms.paired {
             let pairs: Vec<(f64, f64)> = a.iter().zip(b).filter_map(|(a, b)| a.zip(*b)).collect();
-            judge_pairs(better, &pairs, tolerance, &bootstrap)
+            judge_pairs(better, &pairs, tolerance, terms.confidence)
         } else {
             judge_runs(better, &runs_a, &runs_b, tolerance, &bootstrap)
         };
         compared.verdict = judged.verdict;
         compared.may_be_worse = judged.may_be_worse;
-        // That of pairs is the median of their ratios, not the ratio of two medians.
+        // That of pairs is the middle of their ratios, not the ratio of two medians.
         compared.ratio = judged.ratio.map_or(compared.ratio, |ratio| Some(ratio.value));
         compared.evidence = Some(RunEvidence::of(&judged, &runs_a, &runs_b, tolerance, terms));
         compared

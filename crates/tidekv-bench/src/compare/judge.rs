@@ -32,7 +32,9 @@ use std::str::FromStr;
 use serde::Serialize;
 
 use super::direction::Direction;
-use crate::statistics::{Bootstrap, Estimate, enough_pairs, enough_runs, mann_whitney, median, sign_test};
+use crate::statistics::{
+    Bootstrap, Confidence, Estimate, enough_pairs, enough_runs, mann_whitney, median, paired_ratio, signed_rank,
+};
 
 /// What the second value is, measured by the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -158,15 +160,14 @@ pub fn judge_runs(direction: Direction, a: &[f64], b: &[f64], tolerance: Toleran
 
 /// Judges runs of which the n-th of A and the n-th of B belong together: `(a, b)` each. What has no ratio is judged as
 /// if they did not.
-pub fn judge_pairs(direction: Direction, pairs: &[(f64, f64)], tolerance: Tolerance, bootstrap: &Bootstrap) -> Judged {
+pub fn judge_pairs(direction: Direction, pairs: &[(f64, f64)], tolerance: Tolerance, confidence: Confidence) -> Judged {
     let (a, b): (Vec<f64>, Vec<f64>) = pairs.iter().copied().unzip();
-    let Some(ratio) = bootstrap.paired_ratio(pairs) else {
-        return judge_runs(direction, &a, &b, tolerance, bootstrap);
+    let Some(ratio) = paired_ratio(pairs, confidence) else {
+        return judge_runs(direction, &a, &b, tolerance, &Bootstrap { confidence, ..Bootstrap::default() });
     };
-    let more = pairs.iter().filter(|(a, b)| b > a).count();
-    let less = pairs.iter().filter(|(a, b)| b < a).count();
-    let risk = bootstrap.confidence.risk();
-    let evidence = Evidence { enough: enough_pairs(pairs.len(), risk), p_value: sign_test(more, less), risk };
+    let changes: Vec<f64> = pairs.iter().map(|(a, b)| (b / a).ln()).collect();
+    let risk = confidence.risk();
+    let evidence = Evidence { enough: enough_pairs(pairs.len(), risk), p_value: signed_rank(&changes), risk };
     evidence.conclude(direction, (&a, &b), (Some(ratio), None), tolerance)
 }
 

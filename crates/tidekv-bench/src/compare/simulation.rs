@@ -3,8 +3,8 @@
 
 use super::direction::Direction;
 use super::judge::{Tolerance, Verdict, judge_pairs, judge_runs};
-use crate::statistics::Bootstrap;
 use crate::statistics::simulation::Machine;
+use crate::statistics::{Bootstrap, Confidence};
 
 const COMPARISONS: usize = 300;
 
@@ -106,7 +106,7 @@ fn pairs_err_as_rarely() {
         let noise = machine.quiet(20, 1.0, 0.01);
         let pair = |i: usize| (hours[i].abs() * noise[2 * i], hours[i].abs() * noise[2 * i + 1] * factor);
         let pairs: Vec<(f64, f64)> = (0..10).map(pair).collect();
-        judge_pairs(Direction::Lower, &pairs, Tolerance::OF_RUNS, &fast()).verdict
+        judge_pairs(Direction::Lower, &pairs, Tolerance::OF_RUNS, Confidence::USUAL).verdict
     };
     let equal = shares(&(0..COMPARISONS).map(|_| judge(1.0)).collect::<Vec<_>>());
     assert!(equal.better + equal.worse < 0.05 && equal.no_difference > 0.9, "{}", equal.no_difference);

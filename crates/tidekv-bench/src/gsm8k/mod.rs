@@ -98,7 +98,7 @@ Examples:
   kvbench gsm8k --protocol kvcached --port 12346                 # as bench_vllm.py does it, leak included
 
 The questions are not part of kvbench: get them from https://github.com/openai/grade-school-math.
-Exit status: 0 measured, 2 error: no data, no server, no answer.";
+Exit status: 0 measured, 2 error: no data, no server, no answer, 130 interrupted (what was answered is written).";
 
 /// What is asked, and what `args` of the result says.
 #[derive(Clone, Debug, Serialize)]
@@ -150,6 +150,7 @@ pub fn run(args: &Gsm8kArgs) -> anyhow::Result<Outcome> {
     let marks = report::Marks::of(args.protocol, plan.num_shots, &scores, &answers);
     marks.fill(&mut result);
     marks.fill_known_keys(&mut result, plan.num_shots, plan.max_tokens, plan.parallel);
+    result.set_partial(session.is_interrupted());
     output.emit(&result, &marks.table(&plan.model))?;
-    Ok(Outcome::Done)
+    Ok(session.interrupt().outcome(Outcome::Done))
 }

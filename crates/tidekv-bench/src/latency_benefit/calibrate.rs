@@ -1,9 +1,12 @@
 //! What this machine can do: requests a second when memory is no bound, and the memory in use at a share of that.
 
+use std::time::Instant;
+
 use anyhow::Context as _;
 
 use super::Plan;
 use super::scenario::Scenario;
+use super::timing::Pace;
 use crate::lab::Lab;
 use crate::load::data::mixed;
 use crate::load::{Api, Arrivals, Endpoint};
@@ -20,8 +23,9 @@ const BUDGET: u64 = 1 << 30;
 const BUDGET_ON_GPU: u64 = 24 << 30;
 /// Requests under way that keep any machine busy; what more of them bring is little.
 const BUSY: usize = 48;
-/// A part of the budget is a whole number of these.
-const ROUND_BYTES: u64 = 1 << 20;
+/// A part of the budget is a whole number of these: little beside what a request needs, or peaks would need less of the
+/// budget than they should.
+const ROUND_BYTES: u64 = 128 << 10;
 const SEED: u64 = u64::MAX - 2;
 /// On the processor pages of synthetic models are small enough for budgets of a few MiB.
 const CHUNK: &str = "16K";
@@ -37,9 +41,17 @@ pub(super) struct Calibration {
     pub(super) in_use_bytes: f64,
     /// What all models may hold together.
     pub(super) budget_bytes: u64,
+    /// From a server's start to its first answer.
+    pub(super) start_s: f64,
+    /// One answer at the first scenario's share of what the machine computes.
+    pub(super) answer_s: f64,
 }
 
 impl Calibration {
+    pub(super) fn pace(&self) -> Pace {
+        Pace { capacity_per_s: self.capacity_per_s, start_s: self.start_s, answer_s: self.answer_s }
+    }
+
     /// Requests a second of a scenario's peak.
     pub(super) fn rate(&self, scenario: &Scenario) -> f64 {
         self.capacity_per_s * scenario.offered
@@ -60,14 +72,16 @@ pub(super) fn kvserve(plan: &Plan, lab: &Lab, n: usize, memory: Memory, budget_b
 }
 
 pub(super) fn calibrate(plan: &Plan, session: &Session, progress: &Progress) -> anyhow::Result<Calibration> {
-    progress.now("measuring the machine");
+    progress.now("s, measuring the machine");
     let scenario = &plan.scenarios[0];
     let lab = Lab::new()?;
     let most = if plan.backend == Backend::Cpu { BUDGET } else { BUDGET_ON_GPU };
+    let starting = Instant::now();
     let server = Server::start(&kvserve(plan, &lab, 0, Memory::Elastic, most), START_TIMEOUT, session)?;
+    let start_s = starting.elapsed().as_secs_f64();
     let endpoint = Endpoint::new(server.url().clone(), Api::Completions, &plan.names[0]);
     let run = |requests: usize, arrivals: Option<f64>, nth: u64| {
-        let way = arrivals.map_or(Arrivals::Immediately, Arrivals::poisson);
+        let way = arrivals.map_or(Arrivals::Immediately, |per_s| scenario.arrivals(per_s));
         let mut stream = stream("calibration", endpoint.clone(), scenario.lengths(), requests, way);
         stream.max_concurrency = arrivals.is_none().then_some(BUSY);
         drive(session, vec![stream], mixed(plan.seed, SEED - nth))
@@ -83,15 +97,15 @@ pub(super) fn calibrate(plan: &Plan, session: &Session, progress: &Progress) -> 
     let offered_per_s = capacity_per_s * scenario.offered;
     let driven = run(requests_in(offered_per_s, plan, 1), Some(offered_per_s), 2)?;
     // Nothing was in use whenever somebody looked: a load so small fits into the smallest budget.
-    let in_use_bytes = height(driven.memory.first().map_or(&[], Vec::as_slice)).unwrap_or(0.0);
-    progress.step();
+    let in_use_bytes = height(&driven.memory.of(0)).unwrap_or(0.0);
+    let answer_s = Answers::of(&driven, 0).e2e.percentiles().map_or(0.0, |e2e| e2e.avg / 1e9);
     let budget_bytes = match plan.kv_budget_bytes {
         Some(bytes) => bytes,
         None => budget(in_use_bytes / scenario.peak_need, scenario.models),
     };
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of a u64, not negative")]
     let budget_bytes = (to_f64(budget_bytes) * plan.utilization) as u64;
-    Ok(Calibration { capacity_per_s, in_use_bytes, budget_bytes })
+    Ok(Calibration { capacity_per_s, in_use_bytes, budget_bytes, start_s, answer_s })
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded and clamped")]
@@ -124,8 +138,8 @@ mod tests {
 
     #[test]
     fn a_budget_is_enough_and_divides() {
-        assert_eq!(budget(10.0 * 1048576.0, 3), 12 << 20);
-        assert_eq!(budget(1.0, 3), 3 << 20);
+        assert_eq!(budget(1000.0 * 1024.0, 3), (3 * 384) << 10);
+        assert_eq!(budget(1.0, 3), (3 * 128) << 10);
     }
 
     #[test]

@@ -11,26 +11,37 @@
 //! First the machine is measured: how many requests a second it computes when memory is no bound, and how much KV memory is in
 //! use when it is offered the scenario's share of that. The budget follows, so that a peak needs the scenario's share of it.
 //! Then both sides serve the same requests at the same times, A B B A. Latency counts from when a request was meant to be
-//! sent, so waiting shows wherever it happens.
+//! sent, so waiting shows wherever it happens. In the end models that have the whole budget each serve them once: nothing
+//! that shares it can be better, so elastic over that says how much of the possible there is.
+//!
+//! What the machine can do also says how long all this takes. Where that is more than `--time-limit`, there are fewer requests
+//! in a peak or fewer repeats (`timing`), and the result says how many.
 //!
 //! | figure of `summary`                                   | meaning                                                      |
 //! |-------------------------------------------------------|--------------------------------------------------------------|
-//! | `ttft_mean_ratio`, `ttft_p99_ratio`                   | static / elastic of the disjoint peaks: the median of the repeats, whose requests are those of all models |
-//! | `ci.ttft_mean`, `ci.ttft_p99`                         | their 95 % intervals, by the bootstrap over repeats; from 6 repeats on |
+//! | `ttft_mean_ratio`, `ttft_p99_ratio`                   | static / elastic of the disjoint peaks: the middle of the repeats, whose requests are those of all models |
+//! | `ci.ttft_mean`, `ci.ttft_p99`                         | their 95 % intervals, by signed ranks of the repeats; from 6 repeats on |
 //! | `models.NAME.ttft_mean_ratio`, `.ttft_p99_ratio`      | the same for each model                                      |
 //! | `{static,elastic}.{ttft,e2e}_{mean,p50,p99}_ms`       | the latencies themselves; KV memory in use and held beside them |
+//! | `unlimited.*`, `elastic_over_unlimited.{ttft_mean,ttft_p99}_ratio` | every model with the whole budget, and how near elastic comes to that: 1 is as good |
 //! | `peak_need`, `offered_over_compute`                   | as measured: share of the budget in use at most, share of compute asked for |
+//! | `requests_per_peak`, `failed`                         | how many there were                                          |
+//! | `ledger.{looks,over_budget,peak_reserved_bytes}`      | of the elastic models: whether they ever reserved more than the budget |
 //! | `repeats[]`                                           | `ttft_mean_ratio` and `ttft_p99_ratio` of each repeat         |
 //! | `simultaneous.*`                                      | all of this for peaks that meet                               |
+//! | `wall_s`                                              | how long the run took                                        |
 //! | `verdict`                                             | one sentence                                                 |
 
 mod calibrate;
+mod ledger;
 mod measure;
 mod report;
 mod scenario;
+mod tables;
+mod timing;
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use clap::Args;
@@ -44,13 +55,14 @@ use crate::output::OutputArgs;
 use crate::result::BenchResult;
 use crate::servers::kvserve::Backend;
 use crate::servers::session::Session;
+use measure::Measuring;
 use scenario::Scenario;
+use timing::{Fit, Wanted};
 
 /// Default and with `--quick`.
 const REPEATS: (u32, u32) = (6, 1);
 const CALIBRATION_SECONDS: (f64, f64) = (8.0, 2.0);
-/// Part of a peak's requests that `--quick` sends.
-const QUICK_PART: usize = 2;
+const TIME_LIMIT_SECONDS: (f64, f64) = (520.0, 42.0);
 
 /// Arguments of `kvbench latency-benefit`.
 #[derive(Args, Clone, Debug)]
@@ -72,7 +84,12 @@ pub struct LatencyBenefitArgs {
     #[arg(long, value_name = "SIZE")]
     pub kv_budget: Option<Bytes>,
 
-    /// Requests of each peak [default: the scenario's, with --quick half of it]
+    /// Seconds that the whole run may take: fewer requests and repeats where that is too little, but for those that flags
+    /// say [default: 520, with --quick 42]
+    #[arg(long, value_name = "SEC")]
+    pub time_limit: Option<f64>,
+
+    /// Requests of each peak [default: the scenario's, as far as there is time]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub requests_per_peak: Option<u32>,
 
@@ -84,7 +101,7 @@ pub struct LatencyBenefitArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub output_len: Option<u32>,
 
-    /// How often each side serves each scenario [default: 6, with --quick 1]
+    /// How often each side serves each scenario [default: 6 as far as there is time, with --quick 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repeats: Option<u32>,
 
@@ -104,11 +121,13 @@ pub struct LatencyBenefitArgs {
 const EXAMPLES: &str = "\
 Examples:
   kvbench latency-benefit                              # three models, peaks apart, then peaks that meet
-  kvbench latency-benefit --quick
+  kvbench latency-benefit --quick                      # within a minute
+  kvbench latency-benefit --time-limit 1800            # longer peaks and all repeats on a slow machine
   kvbench latency-benefit --config bench-config.yaml   # the models of kvcached's guide
   kvbench latency-benefit --scenario mine.yaml --output mine.json
 
-Exit status: 0 elastic memory is no worse (mean TTFT at least 0.95 times as good in every scenario), 1 it is, 2 error.";
+Exit status: 0 elastic memory is no worse (mean TTFT at least 0.95 times as good in every scenario, nothing failed, the
+ledger never over budget), 1 it is, 2 error, 130 interrupted (what was measured is written).";
 
 /// The checked arguments, and what `args` of the result says.
 #[derive(Clone, Debug, Serialize)]
@@ -119,7 +138,13 @@ struct Plan {
     backend: Backend,
     #[serde(skip_serializing_if = "Option::is_none")]
     kv_budget_bytes: Option<u64>,
+    /// As wanted; the result says how many there was time for.
     repeats: u32,
+    #[serde(skip)]
+    repeats_fixed: bool,
+    #[serde(skip)]
+    requests_fixed: bool,
+    time_limit_s: f64,
     calibration_s: f64,
     seed: u64,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -130,6 +155,7 @@ struct Plan {
 impl Plan {
     fn of(args: &LatencyBenefitArgs) -> anyhow::Result<Self> {
         let quick = args.output.quick;
+        let seconds = |(usual, quick_one): (f64, f64)| if quick { quick_one } else { usual };
         let config = args.config.as_deref().map(BenchConfig::read).transpose()?;
         let mut scenarios = match &args.scenario {
             Some(path) => vec![Scenario::read(path)?],
@@ -138,9 +164,6 @@ impl Plan {
         for scenario in &mut scenarios {
             if let Some(config) = &config {
                 scenario.adopt(config);
-            }
-            if quick {
-                scenario.requests_per_peak = (scenario.requests_per_peak / QUICK_PART).max(1);
             }
             if let Some(requests) = args.requests_per_peak {
                 scenario.requests_per_peak = requests as usize;
@@ -165,11 +188,10 @@ impl Plan {
             backend: args.backend,
             kv_budget_bytes: args.kv_budget.map(|budget| budget.0),
             repeats: args.repeats.unwrap_or(if quick { REPEATS.1 } else { REPEATS.0 }),
-            calibration_s: args.calibration.unwrap_or(if quick {
-                CALIBRATION_SECONDS.1
-            } else {
-                CALIBRATION_SECONDS.0
-            }),
+            repeats_fixed: args.repeats.is_some(),
+            requests_fixed: args.requests_per_peak.is_some(),
+            time_limit_s: args.time_limit.unwrap_or(seconds(TIME_LIMIT_SECONDS)),
+            calibration_s: args.calibration.unwrap_or(seconds(CALIBRATION_SECONDS)),
             seed: args.seed,
             variables: config.as_ref().map(BenchConfig::variables).unwrap_or_default(),
             utilization: config.as_ref().map_or(1.0, BenchConfig::utilization),
@@ -181,7 +203,16 @@ impl Plan {
             "--calibration is {}: give up to an hour",
             plan.calibration_s
         );
+        ensure!(
+            plan.time_limit_s > 0.0 && plan.time_limit_s <= 86_400.0,
+            "--time-limit is {}: give up to a day",
+            plan.time_limit_s
+        );
         Ok(plan)
+    }
+
+    fn wanted(&self) -> Wanted {
+        Wanted { repeats: self.repeats, repeats_fixed: self.repeats_fixed, requests_fixed: self.requests_fixed }
     }
 
     fn calibration(&self) -> Duration {
@@ -190,18 +221,32 @@ impl Plan {
 }
 
 /// Measures, prints and keeps the result.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "seconds of at most a day, not negative")]
 pub fn run(args: &LatencyBenefitArgs) -> anyhow::Result<Outcome> {
     let plan = Plan::of(args)?;
     let output = args.output.open()?;
     let mut result = BenchResult::new("latency-benefit", &plan, HostInfo::current())?;
     let session = Session::begin()?;
-    let steps = plan.scenarios.len() as u64 * u64::from(plan.repeats) * 2;
-    let progress = output.progress(1 + steps);
-    let calibration = calibrate::calibrate(&plan, &session, &progress)?;
-    let measured = measure::measure(&plan, &calibration, &session, &progress)?;
+    let started = Instant::now();
+    // In seconds: what is left of it is known once the machine is measured.
+    let progress = output.progress(plan.time_limit_s as u64);
+    let calibrated = calibrate::calibrate(&plan, &session, &progress);
+    let Some(calibration) = session.unless_interrupted(calibrated)? else {
+        // Neither side has served anything: there is nothing to write.
+        return Ok(session.interrupt().outcome(Outcome::Done));
+    };
+    let elapsed_s = started.elapsed().as_secs_f64();
+    let fit = Fit::of(&plan.scenarios, calibration.pace(), plan.wanted(), plan.time_limit_s - elapsed_s);
+    progress.expect((elapsed_s + fit.expected_s) as u64);
+    progress.at(elapsed_s as u64);
+    let measuring =
+        Measuring { plan: &plan, calibration: &calibration, fit, started, session: &session, progress: &progress };
+    let measured = measuring.measure()?;
     drop(progress);
-    let report = report::Report::of(&plan, &calibration, measured);
+    let report = report::Report::of(&plan, &calibration, fit, &measured);
     report.fill(&mut result);
+    result.set_figure("wall_s", started.elapsed().as_secs_f64());
+    result.set_partial(session.is_interrupted());
     output.emit(&result, &report.tables())?;
-    Ok(report.outcome())
+    Ok(session.interrupt().outcome(report.outcome()))
 }

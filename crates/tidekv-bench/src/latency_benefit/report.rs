@@ -1,105 +1,113 @@
-//! Ratios, tables and the verdict.
+//! Ratios and the verdict.
 
 use serde_json::{Map, Value, json};
 use tidekv_cli::exit::Outcome;
 
 use super::Plan;
 use super::calibrate::Calibration;
-use super::measure::Measured;
+use super::ledger::LedgerLooks;
+use super::measure::{Measured, MeasuredScenario, Served};
 use super::scenario::{Peaks, Scenario};
-use crate::overhead::report::{VALUE_HEADER, side, value_row};
+use super::timing::Fit;
+use crate::overhead::report::side;
 use crate::result::BenchResult;
 use crate::servers::drive::Answers;
 use crate::servers::memory::MemorySummary;
-use crate::statistics::{Bootstrap, Confidence, Estimate, enough_pairs, median};
+use crate::statistics::{Confidence, Estimate, enough_pairs, paired_ratio};
 use crate::stats::{Samples, to_f64};
-use crate::table::{Table, format_figure, format_ns};
+use crate::table::format_figure;
 
 /// Elastic memory is no worse as long as its mean TTFT is at least so many times as good.
 const NO_WORSE: f64 = 0.95;
-const NAMES: [&str; 2] = ["static", "elastic"];
+pub(super) const NAMES: [&str; 2] = ["static", "elastic"];
 
 /// All scenarios of a run.
 #[derive(Debug)]
 pub(super) struct Report {
-    scenarios: Vec<ScenarioReport>,
-    names: Vec<String>,
-    calibration: Calibration,
-    repeats: u32,
+    pub(super) scenarios: Vec<ScenarioReport>,
+    pub(super) names: Vec<String>,
+    pub(super) calibration: Calibration,
+    pub(super) ledger: LedgerLooks,
+    /// As many as there was time for.
+    pub(super) repeats: usize,
+    wanted_repeats: u32,
 }
 
 /// One scenario: everything of both sides together, model by model, repeat by repeat.
 #[derive(Debug)]
-struct ScenarioReport {
-    scenario: Scenario,
-    sides: [Answers; 2],
+pub(super) struct ScenarioReport {
+    pub(super) scenario: Scenario,
+    /// As many as there was time for.
+    pub(super) requests_per_peak: usize,
+    pub(super) sides: [Answers; 2],
     /// Of each model, repeat by repeat.
-    models: Vec<Vec<[Answers; 2]>>,
+    pub(super) models: Vec<Vec<[Answers; 2]>>,
     /// Of all models together.
-    repeats: Vec<[Answers; 2]>,
+    pub(super) repeats: Vec<[Answers; 2]>,
+    /// Of all models together, with the requests of the last repeat.
+    pub(super) unlimited: Option<Answers>,
 }
 
 /// The mean in nanoseconds.
-fn mean(times: &Samples) -> Option<f64> {
+pub(super) fn mean(times: &Samples) -> Option<f64> {
     times.percentiles().map(|percentiles| percentiles.avg)
 }
 
-fn p99(times: &Samples) -> Option<f64> {
+pub(super) fn p99(times: &Samples) -> Option<f64> {
     times.percentile(99).map(to_f64)
 }
 
 /// A figure of a repeat's times.
-type Of = fn(&Samples) -> Option<f64>;
+pub(super) type Of = fn(&Samples) -> Option<f64>;
 
-/// Static over elastic, how many times sooner: the median of the repeats. Sides that were served one after the other belong
-/// together, and a repeat in which the machine hiccuped moves a median little.
-fn ratio(repeats: &[[Answers; 2]], of: Of) -> Option<Estimate> {
+/// The figures that are compared.
+pub(super) const FIGURES: [(&str, Of); 2] = [("ttft_mean", mean as Of), ("ttft_p99", p99)];
+
+/// Static over elastic, how many times sooner: the middle of the repeats. Sides that were served one after the other belong
+/// together, and a repeat in which the machine hiccuped moves their middle little.
+pub(super) fn ratio(repeats: &[[Answers; 2]], of: Of) -> Option<Estimate> {
     let pair = |[fixed, elastic]: &[Answers; 2]| Some((of(&elastic.ttft)?, of(&fixed.ttft)?));
     let pairs: Vec<(f64, f64)> = repeats.iter().filter_map(pair).collect();
-    Bootstrap::default().paired_ratio(&pairs)
+    paired_ratio(&pairs, Confidence::USUAL)
+}
+
+/// All models of one side in one repeat.
+fn together(scenario: &Scenario, served: &Served) -> Answers {
+    let mut all = Answers::default();
+    served.models.iter().for_each(|answers| all.extend(answers));
+    if scenario.peaks == Peaks::Simultaneous {
+        // Side by side: their times do not add up.
+        all.duration = served.models.iter().map(|answers| answers.duration).max().unwrap_or_default();
+    }
+    all.memory = served.memory;
+    all
 }
 
 impl ScenarioReport {
-    fn of(scenario: &Scenario, measured: &Measured) -> Self {
-        let all = |pick: &dyn Fn(usize, usize) -> bool| {
-            measured.sides.each_ref().map(|repeats| {
-                let mut all = Answers::default();
-                let mut memory = Vec::new();
-                for (repeat, models) in repeats.iter().enumerate() {
-                    let picked: Vec<&Answers> = models
-                        .iter()
-                        .enumerate()
-                        .filter(|(model, _)| pick(repeat, *model))
-                        .map(|(_, answers)| answers)
-                        .collect();
-                    let before = all.duration;
-                    picked.iter().for_each(|answers| all.extend(answers));
-                    if scenario.peaks == Peaks::Simultaneous {
-                        // Side by side: their times do not add up.
-                        all.duration = before + picked.iter().map(|answers| answers.duration).max().unwrap_or_default();
-                    }
-                    let pools: Vec<MemorySummary> = picked.iter().filter_map(|answers| answers.memory).collect();
-                    if !pools.is_empty() {
-                        memory.push(MemorySummary::sum(&pools));
-                    }
-                }
-                all.memory = MemorySummary::over(memory.into_iter());
-                all
-            })
+    fn of(scenario: &Scenario, fit: Fit, measured: &MeasuredScenario) -> Self {
+        let count = measured.sides[0].len();
+        let both = |of: &dyn Fn(&Served) -> Answers| -> Vec<[Answers; 2]> {
+            (0..count).map(|repeat| measured.sides.each_ref().map(|side| of(&side[repeat]))).collect()
         };
-        let repeats = measured.sides[0].len();
+        let repeats = both(&|served| together(scenario, served));
+        let sides = [0, 1].map(|side| {
+            let mut all = Answers::default();
+            repeats.iter().for_each(|sides| all.extend(&sides[side]));
+            all.memory = MemorySummary::over(repeats.iter().filter_map(|sides| sides[side].memory));
+            all
+        });
         Self {
             scenario: scenario.clone(),
-            sides: all(&|_, _| true),
-            models: (0..scenario.models)
-                .map(|one| (0..repeats).map(|wanted| all(&|repeat, model| (repeat, model) == (wanted, one))).collect())
-                .collect(),
-            repeats: (0..repeats).map(|wanted| all(&|repeat, _| repeat == wanted)).collect(),
+            requests_per_peak: fit.requests(scenario),
+            sides,
+            models: (0..scenario.models).map(|model| both(&|served| served.models[model].clone())).collect(),
+            repeats,
+            unlimited: measured.unlimited.as_ref().map(|served| together(scenario, served)),
         }
     }
 
     /// The most of the budget that requests used: of one model where peaks are apart, of all together where they meet.
-    fn peak_need(&self, budget_bytes: u64) -> Option<f64> {
+    pub(super) fn peak_need(&self, budget_bytes: u64) -> Option<f64> {
         let used = |sides: &[Answers; 2]| sides[1].memory.map(|memory| memory.peak.used);
         let most = match self.scenario.peaks {
             Peaks::Disjoint => self.models.iter().flatten().filter_map(used).reduce(f64::max),
@@ -108,41 +116,60 @@ impl ScenarioReport {
         most.map(|bytes| bytes / to_f64(budget_bytes))
     }
 
+    /// Elastic over models that lack nothing, with the same requests: 1 is as good.
+    pub(super) fn over_unlimited(&self, of: Of) -> Option<f64> {
+        Some(of(&self.repeats.last()?[1].ttft)? / of(&self.unlimited.as_ref()?.ttft)?)
+    }
+
     fn figures(&self, names: &[String], budget_bytes: u64) -> Map<String, Value> {
         let mut figures = ratios(&self.repeats);
         let models = self.models.iter().zip(names).map(|(repeats, name)| (name.clone(), ratios(repeats).into()));
         figures.insert("models".to_owned(), Value::Object(models.collect()));
         let repeats = self.repeats.chunks(1).map(|repeat| Value::Object(ratios(repeat)));
         figures.insert("repeats".to_owned(), repeats.collect());
-        for (name, all) in NAMES.iter().zip(&self.sides) {
+        let unlimited = self.unlimited.iter().map(|all| ("unlimited", all));
+        for (name, all) in NAMES.into_iter().zip(&self.sides).chain(unlimited) {
             let mut own = side(all);
             for (figure, times) in [("ttft", &all.ttft), ("e2e", &all.e2e)] {
                 if let Some(mean) = mean(times) {
                     own[format!("{figure}_mean_ms")] = json!(mean / 1e6);
                 }
             }
-            figures.insert((*name).to_owned(), own);
+            figures.insert(name.to_owned(), own);
+        }
+        let near =
+            FIGURES.iter().filter_map(|(name, of)| Some((format!("{name}_ratio"), self.over_unlimited(*of)?.into())));
+        let near: Map<String, Value> = near.collect();
+        if !near.is_empty() {
+            figures.insert("elastic_over_unlimited".to_owned(), near.into());
         }
         if let Some(need) = self.peak_need(budget_bytes) {
             figures.insert("peak_need".to_owned(), need.into());
         }
         figures.insert("offered_over_compute".to_owned(), self.scenario.offered.into());
+        figures.insert("requests_per_peak".to_owned(), self.requests_per_peak.into());
         figures.insert("failed".to_owned(), json!(self.failed()));
         figures
     }
 
     fn failed(&self) -> usize {
-        self.sides.iter().map(|side| side.failed).sum()
+        self.sides.iter().chain(&self.unlimited).map(|side| side.failed).sum()
     }
 
     fn is_worse(&self) -> bool {
         self.failed() > 0 || ratio(&self.repeats, mean).is_none_or(|ratio| ratio.value < NO_WORSE)
     }
+
+    fn verdict(&self) -> String {
+        let times = |of| ratio(&self.repeats, of).map_or_else(|| "-".to_owned(), |ratio| format_figure(ratio.value));
+        let failed = if self.failed() > 0 { format!(", {} requests failed", self.failed()) } else { String::new() };
+        format!("{}: TTFT {} times lower in the mean, {} at p99{failed}", self.scenario.name, times(mean), times(p99))
+    }
 }
 
 fn ratios(repeats: &[[Answers; 2]]) -> Map<String, Value> {
     let (mut figures, mut intervals) = (Map::new(), Map::new());
-    for (name, of) in [("ttft_mean", mean as Of), ("ttft_p99", p99)] {
+    for (name, of) in FIGURES {
         if let Some(ratio) = ratio(repeats, of) {
             figures.insert(format!("{name}_ratio"), ratio.value.into());
             intervals.insert(name.to_owned(), json!([ratio.low, ratio.high]));
@@ -156,35 +183,42 @@ fn ratios(repeats: &[[Answers; 2]]) -> Map<String, Value> {
 }
 
 impl Report {
-    pub(super) fn of(plan: &Plan, calibration: &Calibration, measured: Vec<Measured>) -> Self {
-        let scenarios =
-            plan.scenarios.iter().zip(&measured).map(|(scenario, measured)| ScenarioReport::of(scenario, measured));
+    pub(super) fn of(plan: &Plan, calibration: &Calibration, fit: Fit, measured: &Measured) -> Self {
+        let scenarios = plan.scenarios.iter().zip(&measured.scenarios);
+        let scenarios = scenarios.map(|(scenario, measured)| ScenarioReport::of(scenario, fit, measured));
         Self {
             scenarios: scenarios.collect(),
             names: plan.names.clone(),
             calibration: calibration.clone(),
-            repeats: plan.repeats,
+            ledger: measured.ledger,
+            repeats: measured.scenarios.first().map_or(0, |scenario| scenario.sides[0].len()),
+            wanted_repeats: plan.repeats,
         }
     }
 
-    fn verdict(&self) -> String {
-        let of = |report: &ScenarioReport| {
-            let times =
-                |of| ratio(&report.repeats, of).map_or_else(|| "-".to_owned(), |ratio| format_figure(ratio.value));
-            let failed =
-                if report.failed() > 0 { format!(", {} requests failed", report.failed()) } else { String::new() };
-            format!(
-                "{}: TTFT {} times lower in the mean, {} at p99{failed}",
-                report.scenario.name,
-                times(mean),
-                times(p99)
-            )
+    /// What there was no time for, if anything.
+    pub(super) fn cut(&self) -> Option<String> {
+        let shorter = self.scenarios.iter().find(|report| report.requests_per_peak < report.scenario.requests_per_peak);
+        let requests = shorter.map(|report| {
+            format!("{} of {} requests in a peak", report.requests_per_peak, report.scenario.requests_per_peak)
+        });
+        let fewer = self.repeats < self.wanted_repeats as usize;
+        let repeats = fewer.then(|| format!("{} of {} repeats", self.repeats, self.wanted_repeats));
+        let cut: Vec<String> = requests.into_iter().chain(repeats).collect();
+        (!cut.is_empty()).then(|| cut.join(", "))
+    }
+
+    pub(super) fn verdict(&self) -> String {
+        let over = match self.ledger.over_budget {
+            0 => None,
+            looks => Some(format!("the ledger was over budget in {looks} of {} looks", self.ledger.looks)),
         };
-        self.scenarios.iter().map(of).collect::<Vec<_>>().join("; ")
+        self.scenarios.iter().map(ScenarioReport::verdict).chain(over).collect::<Vec<_>>().join("; ")
     }
 
     pub(super) fn outcome(&self) -> Outcome {
-        if self.scenarios.iter().any(ScenarioReport::is_worse) { Outcome::Negative } else { Outcome::Done }
+        let is_worse = self.ledger.over_budget > 0 || self.scenarios.iter().any(ScenarioReport::is_worse);
+        if is_worse { Outcome::Negative } else { Outcome::Done }
     }
 
     pub(super) fn fill(&self, result: &mut BenchResult) {
@@ -197,8 +231,9 @@ impl Report {
                 Peaks::Simultaneous => drop(result.summary.insert("simultaneous".to_owned(), figures.into())),
                 Peaks::Disjoint => drop(result.summary.insert(report.scenario.name.clone(), figures.into())),
             }
-            for (name, all) in NAMES.iter().zip(&report.sides) {
-                for (figure, times) in [("ttft", &all.ttft), ("itl", &all.itl), ("e2e", &all.e2e)] {
+            let unlimited = report.unlimited.iter().map(|all| ("unlimited", all));
+            for (name, all) in NAMES.into_iter().zip(&report.sides).chain(unlimited) {
+                for (figure, times) in [("ttft", &all.ttft), ("itl", &all.mean_itl), ("e2e", &all.e2e)] {
                     result.add_times(format!("{}.{name}.{figure}", report.scenario.name), times);
                 }
             }
@@ -206,56 +241,10 @@ impl Report {
         result.set_figure("capacity_per_s", self.calibration.capacity_per_s);
         result.set_figure("calibrated_in_use_bytes", self.calibration.in_use_bytes);
         result.set_figure("kv_budget_bytes", to_f64(budget));
+        result.summary.insert("ledger".to_owned(), json!(self.ledger));
+        if let Some(cut) = self.cut() {
+            result.set_text("cut_to_fit", &cut);
+        }
         result.set_text("verdict", &self.verdict());
-    }
-
-    pub(super) fn tables(&self) -> String {
-        let mib = |bytes: f64| format_figure(bytes / f64::from(1 << 20));
-        let budget = to_f64(self.calibration.budget_bytes);
-        let mut text = format!(
-            "This machine computes {} requests/s; {} models share {} MiB of KV memory\n",
-            format_figure(self.calibration.capacity_per_s),
-            self.names.len(),
-            mib(budget)
-        );
-        for report in &self.scenarios {
-            text += &report.table(&self.names, self.calibration.budget_bytes);
-        }
-        text + &format!(
-            "\nStatic over elastic, the median of {} repeats, from the intended time on.\n{}\n",
-            self.repeats,
-            self.verdict()
-        )
-    }
-}
-
-impl ScenarioReport {
-    fn table(&self, names: &[String], budget_bytes: u64) -> String {
-        let need = self.peak_need(budget_bytes).map_or_else(|| "-".to_owned(), |need| format!("{:.0} %", need * 100.0));
-        let mut text = format!(
-            "\n{}: {:.0} % of compute offered, requests used {need} of the budget at most\n\n",
-            self.scenario.name,
-            self.scenario.offered * 100.0
-        );
-        let header = ["model", "TTFT mean", "(elastic)", "times lower", "TTFT p99", "(elastic)", "times lower"];
-        let mut table = Table::new(&header);
-        let all = "all".to_owned();
-        for (name, repeats) in names.iter().zip(&self.models).chain([(&all, &self.repeats)]) {
-            let mut row = vec![name.clone()];
-            for of in [mean as Of, p99] {
-                for side in [0, 1] {
-                    let values: Vec<f64> = repeats.iter().filter_map(|sides| of(&sides[side].ttft)).collect();
-                    row.push(median(&values).map_or_else(|| "-".to_owned(), format_ns));
-                }
-                row.push(ratio(repeats, of).map_or_else(|| "-".to_owned(), |ratio| format_figure(ratio.value)));
-            }
-            table.row(&row);
-        }
-        let mut values = Table::new(&VALUE_HEADER);
-        for (name, all) in NAMES.iter().zip(&self.sides) {
-            values.row(&value_row("all models".to_owned(), name, all));
-        }
-        text += &table.render();
-        text + "\n" + &values.render()
     }
 }

@@ -20,6 +20,7 @@ use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::bench_config::BenchConfig;
+use crate::load::Arrivals;
 use crate::servers::drive::Lengths;
 use crate::yaml;
 
@@ -43,6 +44,14 @@ pub(super) struct Scenario {
     pub(super) peak_need: f64,
     /// Share of what the machine computes that is asked of it during a peak.
     pub(super) offered: f64,
+    /// How regular arrivals are: 1 is Poisson, more is steadier. Where every gap may be anything, the worst request of a
+    /// peak tells of a chance crowd that no memory would have served sooner.
+    #[serde(default = "poisson")]
+    pub(super) burstiness: f64,
+}
+
+fn poisson() -> f64 {
+    1.0
 }
 
 /// When models are busy.
@@ -84,6 +93,11 @@ impl Scenario {
         for (name, share) in [("peak_need", self.peak_need), ("offered", self.offered)] {
             ensure!(share > 0.0 && share <= 1.0, "{name} is {share}: give a share above 0 and up to 1");
         }
+        ensure!(
+            self.burstiness > 0.0 && self.burstiness <= 1e6,
+            "burstiness is {}: give 1 for Poisson, more for steadier arrivals",
+            self.burstiness
+        );
         Ok(())
     }
 
@@ -95,6 +109,10 @@ impl Scenario {
         self.input_len = config.benchmark.input_len;
         self.output_len = config.benchmark.output_len;
         self.requests_per_peak = (config.benchmark.num_requests as usize).div_ceil(self.models.max(1));
+    }
+
+    pub(super) fn arrivals(&self, per_s: f64) -> Arrivals {
+        Arrivals::Rate { per_s, burstiness: self.burstiness }
     }
 
     pub(super) fn lengths(&self) -> Lengths {
@@ -119,6 +137,8 @@ mod tests {
         assert!((0.6..=0.9).contains(&disjoint.peak_need) && disjoint.offered <= 0.7);
         assert_eq!((simultaneous.peaks, simultaneous.models), (Peaks::Simultaneous, 3));
         assert!(simultaneous.offered <= 0.7);
+        let poisson = Scenario::parse(&DISJOINT.replace("burstiness: 4", "")).unwrap();
+        assert_eq!(poisson.arrivals(3.0), Arrivals::poisson(3.0));
     }
 
     #[test]
@@ -127,6 +147,7 @@ mod tests {
         assert!(broken("models: 3", "models: 1").contains("models is 1"));
         assert!(broken("peak_need: 0.75", "peak_need: 1.5").contains("peak_need"));
         assert!(broken("offered:", "ofered:").contains("ofered"));
+        assert!(broken("burstiness: 4", "burstiness: 0").contains("burstiness is 0"));
         assert!(broken("peaks: disjoint", "peaks: never").contains("never"));
     }
 }

@@ -8,10 +8,10 @@ use crate::compare::judge::Tolerance;
 use crate::lab::Lab;
 use crate::load::data::mixed;
 use crate::load::{Arrivals, Endpoint};
-use crate::overhead::judge::{Figures, judge_slices};
+use crate::overhead::judge::{Figures, judge_blocks};
+use crate::overhead::measure::Pair;
 use crate::progress::Progress;
 use crate::servers::drive::{Answers, Lengths, drive, stream};
-use crate::servers::memory::MemorySummary;
 use crate::servers::session::Session;
 use crate::servers::sides::Arm;
 
@@ -19,7 +19,7 @@ use crate::servers::sides::Arm;
 #[derive(Debug)]
 pub(super) struct Measured {
     pub(super) profile: &'static str,
-    pub(super) slices: [Vec<Answers>; 2],
+    pub(super) pairs: Vec<Pair>,
     pub(super) figures: Figures,
 }
 
@@ -36,29 +36,39 @@ pub(super) fn measure(
     }
     let models = counted[Arm::B.index()].serving.max(1);
     let fleet = |arm, budget| start(plan, session, models, budget, |lab: &Lab, n| kvserve(plan, arm, lab, n));
-    let fleets = [fleet(Arm::A, Budget::Each)?, fleet(Arm::B, Budget::Shared)?];
+    let begin = || Ok([fleet(Arm::A, Budget::Each)?, fleet(Arm::B, Budget::Shared)?]);
+    let Some(fleets) = session.unless_interrupted(begin())? else { return Ok(Vec::new()) };
     for (arm, fleet) in Arm::BOTH.iter().zip(&fleets) {
         ensure!(fleet.len() == models, "a model of side {arm:?} did not start again: {:?}", fleet.refusal);
     }
     let mut measured = Vec::new();
     for (place, &(profile, lengths)) in (0..).zip(&plan.profiles) {
-        let mut slices = [Vec::new(), Vec::new()];
+        let mut pairs: Vec<Pair> = Vec::new();
         // The first pair warms both sides up and is not kept.
         for pair in 0..=plan.pairs {
             progress.now(format!("{profile}, {models} models"));
+            let seed = mixed(plan.seed, mixed(place, u64::from(pair)));
+            let mut slices: [Option<Answers>; 2] = [None, None];
             for arm in Arm::order(pair as usize) {
-                let seed = mixed(plan.seed, mixed(place, u64::from(pair)));
-                let slice = slice(plan, session, &fleets[arm.index()], lengths, seed)?;
-                if pair > 0 {
-                    slices[arm.index()].push(slice);
-                }
+                let measured = slice(plan, session, &fleets[arm.index()], lengths, seed);
+                slices[arm.index()] = session.unless_interrupted(measured)?;
             }
-            if pair > 0 {
-                progress.step();
+            match slices {
+                [Some(a), Some(b)] if pair > 0 => {
+                    pairs.push([a, b]);
+                    progress.step();
+                }
+                _ => {}
+            }
+            if session.is_interrupted() {
+                break;
             }
         }
-        let figures = judge_slices(&slices[0], &slices[1], tolerance);
-        measured.push(Measured { profile, slices, figures });
+        let figures = judge_blocks(&pairs.chunks(1).collect::<Vec<_>>(), tolerance);
+        measured.push(Measured { profile, pairs, figures });
+        if session.is_interrupted() {
+            break;
+        }
     }
     Ok(measured)
 }
@@ -76,16 +86,14 @@ fn slice(plan: &Plan, session: &Session, fleet: &Fleet, lengths: Lengths, seed: 
     let driven = drive(session, streams, seed)?;
     let mut all = Answers::default();
     let mut longest = std::time::Duration::ZERO;
-    let mut memory = Vec::new();
     for model in 0..models {
         let answers = Answers::of(&driven, model);
         longest = longest.max(answers.duration);
-        memory.extend(answers.memory);
         all.extend(&answers);
     }
     // The models ran side by side: time is not added up, and memory is.
     all.duration = longest;
-    all.memory = (memory.len() == models).then(|| MemorySummary::sum(&memory));
+    all.memory = driven.memory_together();
     ensure!(all.completed > 0, "no model answered: {}", all.first_failure.unwrap_or_default());
     Ok(all)
 }

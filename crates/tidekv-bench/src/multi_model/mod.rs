@@ -16,7 +16,7 @@
 //! | `models_static`, `models_elastic`           | how many were up and answered everything                            |
 //! | `models_ratio`                              | elastic / static                                                    |
 //! | `profiles[].{throughput,ttft_p50,itl_p50,e2e_p50}_ratio`, `.ci` | elastic on one budget / static with one each     |
-//! | `profiles[].{static,elastic}.kv_*`          | KV memory of all models together: in use and held, mean and peak    |
+//! | `profiles[].{static,elastic}.kv_*`          | KV memory of all models together: in use and held, mean and peak of what they had at the same moments |
 
 mod fit;
 mod measure;
@@ -134,7 +134,7 @@ Examples:
       --b-cmd 'ENABLE_KVCACHED=true vllm serve m --port {port} --served-model-name m{n}'
 
 With commands, models are counted, and those of one side are stopped before the other side starts.
-Exit status: 0 measured, 2 error: not even one model could be started.";
+Exit status: 0 measured, 2 error: not even one model could be started, 130 interrupted (what was measured is written).";
 
 /// The checked arguments, and what `args` of the result says.
 #[derive(Clone, Debug, Serialize)]
@@ -227,10 +227,14 @@ pub fn run(args: &MultiModelArgs) -> anyhow::Result<Outcome> {
     let session = Session::begin()?;
     let profiles = if plan.seconds > 0.0 { plan.profiles.len() as u64 } else { 0 };
     let progress = output.progress(2 + profiles * u64::from(plan.pairs));
-    let counted = fit::count(&plan, &session, &progress)?;
+    let Some(counted) = session.unless_interrupted(fit::count(&plan, &session, &progress))? else {
+        // Not both sides were counted: there is nothing to write.
+        return Ok(session.interrupt().outcome(Outcome::Done));
+    };
     let measured = measure::measure(&plan, &session, &counted, args.tolerance, &progress)?;
     drop(progress);
     report::fill(&mut result, &counted, &measured);
+    result.set_partial(session.is_interrupted());
     output.emit(&result, &report::tables(&plan, &counted, &measured))?;
-    Ok(Outcome::Done)
+    Ok(session.interrupt().outcome(Outcome::Done))
 }

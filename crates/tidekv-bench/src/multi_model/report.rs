@@ -22,16 +22,16 @@ pub(super) fn fill(result: &mut BenchResult, counted: &[Counted; 2], measured: &
     let profile = |measured: &Measured| {
         let mut entry = Map::from_iter([("name".to_owned(), measured.profile.into())]);
         add_ratios(&mut entry, &measured.figures);
-        for (name, slices) in NAMES.iter().zip(&measured.slices) {
-            entry.insert((*name).to_owned(), side(&together(slices)));
+        for (place, name) in NAMES.iter().enumerate() {
+            entry.insert((*name).to_owned(), side(&together(&measured.pairs, place)));
         }
         Value::from(entry)
     };
     result.summary.insert("profiles".to_owned(), measured.iter().map(profile).collect());
     for measured in measured {
-        for (name, slices) in NAMES.iter().zip(&measured.slices) {
-            let all = together(slices);
-            for (figure, times) in [("ttft", &all.ttft), ("itl", &all.itl), ("e2e", &all.e2e)] {
+        for (place, name) in NAMES.iter().enumerate() {
+            let all = together(&measured.pairs, place);
+            for (figure, times) in [("ttft", &all.ttft), ("itl", &all.mean_itl), ("e2e", &all.e2e)] {
                 result.add_times(format!("{}.{name}.{figure}", measured.profile), times);
             }
         }
@@ -68,8 +68,8 @@ pub(super) fn tables(plan: &Plan, counted: &[Counted; 2], measured: &[Measured])
             .chain([word.to_owned()])
             .collect();
         ratios.coloured_row(&cells, tone);
-        for (name, slices) in NAMES.iter().zip(&measured.slices) {
-            values.row(&value_row(measured.profile.to_owned(), name, &together(slices)));
+        for (place, name) in NAMES.iter().enumerate() {
+            values.row(&value_row(measured.profile.to_owned(), name, &together(&measured.pairs, place)));
         }
     }
     text += &format!(
@@ -79,7 +79,7 @@ pub(super) fn tables(plan: &Plan, counted: &[Counted; 2], measured: &[Measured])
         values.render()
     );
     text + &format!(
-        "\nThe median of {} pairs of slices and its 95 % interval, by the bootstrap over pairs.\n",
+        "\nThe middle of {} pairs of slices and its 95 % interval, by signed ranks of the pairs.\n",
         plan.pairs
     )
 }

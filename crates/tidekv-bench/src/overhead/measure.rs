@@ -1,84 +1,289 @@
-//! Slices, in the order of the plan.
+//! Rounds of slices: servers started, warmed, asked in turns, stopped.
+
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
-use super::plan::{Cell, Plan, Point, Turn};
+use super::allocate::{self, Known};
+use super::judge::half_width;
+use super::plan::{Cell, Design, Plan, Point, Slice, Speed};
 use crate::load::data::mixed;
 use crate::load::{Arrivals, Endpoint, Stream};
 use crate::progress::Progress;
-use crate::servers::drive::{Answers, drive, stream};
+use crate::random::Random;
+use crate::servers::drive::{Answers, Pace, drive_at, stream};
 use crate::servers::session::Session;
 use crate::servers::sides::{Arm, Arms, Sides};
+use crate::stats::to_f64;
 
 /// Warm-up requests and slices draw from different seeds: a prompt that a server has seen is not asked again.
 const WARMUP_SEED: u64 = u64::MAX;
+/// Answers one by one, to see how long one takes.
+const LONE_ANSWERS: usize = 5;
+/// From deciding to send to the first request.
+const LEAD: Duration = Duration::from_millis(10);
+/// Servers are started anew for a round where that takes no more than this part of it.
+const RESTART_PART: f64 = 0.1;
 
-/// What was seen: for each cell the slices of each side, pair by pair.
-#[derive(Debug)]
+/// Slices of A and B that lie side by side in time.
+pub(crate) type Pair = [Answers; 2];
+
+/// The pairs of a cell in one round: one sample.
+pub(crate) type Block = Vec<Pair>;
+
+/// What was seen: for each cell its blocks, one for each round that it was part of.
+#[derive(Debug, Default)]
 pub(super) struct Measured {
-    pub(super) cells: Vec<[Vec<Answers>; 2]>,
+    pub(super) cells: Vec<Vec<Block>>,
+    /// How often servers were started; not those that were there already.
+    pub(super) starts: u32,
+    /// From the first start to the last answer.
+    pub(super) elapsed: Duration,
+    /// Whether somebody interrupted it.
+    pub(super) is_partial: bool,
 }
 
 pub(super) fn measure(plan: &Plan, sides: &Sides, session: &Session, progress: &Progress) -> anyhow::Result<Measured> {
     let cells = plan.cells();
-    let mut measured = Measured { cells: cells.iter().map(|_| Default::default()).collect() };
-    let mut run = Run { plan, session, arms: sides.arms(session), per_s: [None, None] };
-    for turn in plan.turns() {
-        let cell = cells[turn.cell];
-        progress.now(describe(plan, cell, turn.arm));
-        let answers = run.slice(turn, cell)?;
-        ensure!(
-            answers.completed > 0,
-            "none of the {} requests to side {:?} was answered: {}",
-            answers.failed,
-            turn.arm,
-            answers.first_failure.as_deref().unwrap_or("it said nothing")
-        );
-        measured.cells[turn.cell][turn.arm.index()].push(answers);
-        progress.step();
-    }
-    Ok(measured)
-}
-
-fn describe(plan: &Plan, cell: Cell, arm: Arm) -> String {
-    let point = match cell.point {
-        Point::Rate(rate) => format!("{rate} requests/s"),
-        Point::Saturated(_) => "saturated".to_owned(),
+    let known = |cell: &Cell| Known {
+        weight: Plan::weight(cell.point),
+        pair_s: 0.0,
+        spent_s: 0.0,
+        rounds: 0,
+        half_width: None,
     };
-    format!("{}, {point}, {}", plan.profiles[cell.profile].name, plan.names[arm.index()])
+    let mut run = Run {
+        plan,
+        session,
+        arms: sides.arms(session),
+        speeds: vec![None; plan.profiles.len()],
+        known: cells.iter().map(known).collect(),
+        measured: Measured { cells: vec![Vec::new(); cells.len()], ..Measured::default() },
+        cells,
+        begun: Instant::now(),
+        warmed: 0,
+        start_s: 0.0,
+        next_slice: Instant::now(),
+    };
+    for round in 0..plan.design.rounds() as usize {
+        let outcome = run.round(round, progress);
+        match session.unless_interrupted(outcome)? {
+            Some(true) => progress.step(),
+            Some(false) | None => break,
+        }
+    }
+    run.measured.elapsed = run.begun.elapsed();
+    run.measured.is_partial = session.is_interrupted();
+    Ok(run.measured)
 }
 
 struct Run<'a> {
     plan: &'a Plan,
     session: &'a Session,
+    cells: Vec<Cell>,
     arms: Arms<'a>,
-    /// What each side's warm-up managed, requests a second; `None` until it had one.
-    per_s: [Option<f64>; 2],
+    /// By profile, from the first warm-up on.
+    speeds: Vec<Option<Speed>>,
+    known: Vec<Known>,
+    measured: Measured,
+    begun: Instant,
+    /// How often a server was warmed up.
+    warmed: u32,
+    /// What starting and warming both servers took the last time.
+    start_s: f64,
+    /// When the next slice may begin.
+    next_slice: Instant,
 }
 
 impl Run<'_> {
-    fn slice(&mut self, turn: Turn, cell: Cell) -> anyhow::Result<Answers> {
-        if self.plan.both_up {
-            // Both are there and warm before either is measured.
-            for arm in Arm::BOTH {
-                self.warm(arm)?;
-            }
-        } else if !self.arms.is_up(turn.arm) {
-            self.per_s[turn.arm.index()] = None;
+    /// One round; `false` where there is nothing left to do, or no time.
+    fn round(&mut self, round: usize, progress: &Progress) -> anyhow::Result<bool> {
+        let round_s = self.round_s(round);
+        if round > 0 && round_s < self.shortest_round_s() {
+            return Ok(false);
         }
-        self.warm(turn.arm)?;
-        let endpoint = self.arms.endpoint(turn.arm)?;
-        let per_s = match cell.point {
-            Point::Rate(rate) => rate,
-            // Of the slower side, so that neither has more than its slice.
-            Point::Saturated(_) => self.per_s.iter().flatten().copied().reduce(f64::min).context("nobody is warm")?,
+        progress.now("starting");
+        if self.plan.both_up {
+            if round > 0 && self.is_worth_restarting(round_s) {
+                self.arms.stop();
+            }
+            Arm::BOTH.iter().try_for_each(|&arm| self.warm(arm))?;
+        } else {
+            // Whoever was asked last in the round before is asked first in this one.
+            self.warm(Arm::order(round)[0])?;
+        }
+        let pairs = match self.plan.design {
+            Design::Fixed { .. } => self.fixed_pairs()?,
+            // What is left after this start, less the starts of the rounds to come.
+            Design::Within { .. } => {
+                self.estimate_pairs()?;
+                let round_s = self.round_s(round);
+                let start_s = if self.is_worth_restarting(round_s) { self.start_s } else { 0.0 };
+                allocate::pairs(&self.known, (round_s - start_s).max(0.0))
+            }
         };
-        let requests = self.plan.requests(cell.point, per_s);
-        let stream = self.stream(cell, endpoint, requests);
-        // The same for both sides of a pair.
-        let place = word(turn.cell) ^ word(turn.pair).rotate_left(32);
-        let driven = drive(self.session, vec![stream], mixed(self.plan.seed, place))?;
-        Ok(Answers::of(&driven, 0))
+        if pairs.iter().all(|&pairs| pairs == 0) {
+            return Ok(false);
+        }
+        if self.plan.both_up {
+            self.taking_turns(round, &pairs, progress)?;
+        } else {
+            self.one_by_one(round, &pairs, progress)?;
+        }
+        for (known, blocks) in self.known.iter_mut().zip(&self.measured.cells) {
+            known.rounds = blocks.len();
+            known.half_width = half_width(blocks, self.plan.tolerance);
+        }
+        Ok(true)
+    }
+
+    fn is_worth_restarting(&self, round_s: f64) -> bool {
+        self.arms.can_restart() && self.start_s <= RESTART_PART * round_s
+    }
+
+    /// Seconds of a round: what is left, divided among those to come.
+    fn round_s(&self, round: usize) -> f64 {
+        match self.plan.design {
+            Design::Fixed { rounds, seconds } => {
+                let weights: f64 = self.known.iter().map(|known| known.weight).sum();
+                seconds * weights / f64::from(rounds)
+            }
+            Design::Within { minutes, rounds } => {
+                let left_s = minutes * 60.0 - self.begun.elapsed().as_secs_f64();
+                left_s / to_f64(u64::from(rounds).saturating_sub(word(round)).max(1))
+            }
+        }
+    }
+
+    /// In less than the longest pair takes, nothing can be measured that is not measured already.
+    fn shortest_round_s(&self) -> f64 {
+        self.known.iter().map(|known| known.pair_s).fold(0.0, f64::max)
+    }
+
+    /// Until a pair was measured, how long it takes follows from its slices.
+    fn estimate_pairs(&mut self) -> anyhow::Result<()> {
+        for place in 0..self.cells.len() {
+            if self.known[place].pair_s == 0.0 {
+                self.known[place].pair_s = 2.0 * self.slice(place)?.seconds;
+            }
+        }
+        Ok(())
+    }
+
+    fn fixed_pairs(&self) -> anyhow::Result<Vec<usize>> {
+        let rounds = self.plan.design.rounds();
+        let of = |place: usize| {
+            let slice = self.slice(place)?;
+            let pairs = match self.plan.num_requests {
+                Some(requests) => f64::from(requests.div_ceil(rounds)) / to_f64(slice.requests as u64),
+                None => self.most_slice_s(place) / slice.seconds,
+            };
+            Ok(super::plan::whole(pairs))
+        };
+        (0..self.cells.len()).map(of).collect()
+    }
+
+    /// What a side has for a cell in a round, where that is fixed.
+    fn most_slice_s(&self, place: usize) -> f64 {
+        match self.plan.design {
+            Design::Fixed { rounds, seconds } if self.plan.num_requests.is_none() => {
+                seconds * self.known[place].weight / (2.0 * f64::from(rounds))
+            }
+            Design::Fixed { .. } | Design::Within { .. } => f64::INFINITY,
+        }
+    }
+
+    /// The slices of a cell.
+    fn slice(&self, place: usize) -> anyhow::Result<Slice> {
+        let cell = self.cells[place];
+        let speed = self.speeds[cell.profile].context("nobody is warm")?;
+        Ok(self.plan.slice(cell.point, speed, self.most_slice_s(place)))
+    }
+
+    /// Both are up: A B B A at every point. Points begin at another place in every round, so that none is always first.
+    fn taking_turns(&mut self, round: usize, pairs: &[usize], progress: &Progress) -> anyhow::Result<()> {
+        for step in 0..self.cells.len() {
+            let place = (step + round) % self.cells.len();
+            if pairs[place] == 0 {
+                continue;
+            }
+            let begun = Instant::now();
+            let mut block = Block::new();
+            for pair in 0..pairs[place] {
+                let mut slices: [Option<Answers>; 2] = [None, None];
+                for arm in Arm::order(round + pair) {
+                    progress.now(self.describe(place));
+                    slices[arm.index()] = Some(self.measure(place, arm, round, pair)?);
+                }
+                if let [Some(a), Some(b)] = slices {
+                    block.push([a, b]);
+                }
+            }
+            let seconds = begun.elapsed().as_secs_f64();
+            self.known[place].spent_s += seconds;
+            self.known[place].pair_s = seconds / to_f64(pairs[place] as u64);
+            self.measured.cells[place].push(block);
+        }
+        Ok(())
+    }
+
+    /// One is up at a time, and measures every point before it makes room.
+    fn one_by_one(&mut self, round: usize, pairs: &[usize], progress: &Progress) -> anyhow::Result<()> {
+        let mut sides: [Vec<Vec<Answers>>; 2] = Default::default();
+        'asking: for arm in Arm::order(round) {
+            self.warm(arm)?;
+            for (place, &pairs) in pairs.iter().enumerate() {
+                progress.now(self.describe(place));
+                let slices: anyhow::Result<_> = (0..pairs).map(|pair| self.measure(place, arm, round, pair)).collect();
+                let Some(slices) = self.session.unless_interrupted(slices)? else { break 'asking };
+                sides[arm.index()].push(slices);
+            }
+        }
+        // Where somebody interrupted, of the points that both have measured.
+        let [a, b] = sides;
+        for ((cell, a), b) in self.measured.cells.iter_mut().zip(a).zip(b) {
+            cell.push(a.into_iter().zip(b).map(|(a, b)| [a, b]).collect());
+        }
+        Ok(())
+    }
+
+    fn describe(&self, place: usize) -> String {
+        let cell = self.cells[place];
+        let point = match cell.point {
+            Point::Rate(rate) => format!("{rate} requests/s"),
+            Point::Saturated(_) => "saturated".to_owned(),
+        };
+        format!("{}, {point}", self.plan.profiles[cell.profile].name)
+    }
+
+    /// A slice of one side; the same requests for both sides of a pair.
+    fn measure(&mut self, place: usize, arm: Arm, round: usize, pair: usize) -> anyhow::Result<Answers> {
+        let (cell, slice) = (self.cells[place], self.slice(place)?);
+        let endpoint = self.arms.endpoint(arm)?;
+        let seed = mixed(mixed(self.plan.seed, word(place)), word(round) ^ word(pair).rotate_left(32));
+        let start = self.next_slice.max(Instant::now() + LEAD);
+        // Looking at memory takes time from whoever serves: one pair of a round is enough to see it.
+        let pace = Pace { start: Some(start), is_watched: pair == 0 };
+        let stream = self.stream(cell, endpoint, slice.requests);
+        let driven = drive_at(self.session, vec![stream], seed, pace)?;
+        let mut answers = Answers::of(&driven, 0);
+        ensure!(
+            answers.completed > 0,
+            "none of the {} requests to side {arm:?} was answered: {}",
+            answers.failed,
+            answers.first_failure.as_deref().unwrap_or("it said nothing")
+        );
+        self.next_slice = start;
+        if let Point::Rate(rate) = cell.point {
+            // From the last request to the next one of the same side is a gap of the same kind. Half of it is the other
+            // side's: with one request in a slice each side is asked at its rate, and the machine at twice that.
+            let last_gap = Duration::from_secs_f64(-Random::seeded(mixed(seed, 1)).unit().ln() / rate);
+            let last_sent = driven.records.iter().map(|record| record.intended_ns).max().unwrap_or(0);
+            let last_sent = Duration::from_nanos(last_sent);
+            self.next_slice += last_sent + last_gap / 2;
+            answers.duration = answers.duration.max(last_sent + last_gap);
+        }
+        Ok(answers)
     }
 
     fn stream(&self, cell: Cell, endpoint: Endpoint, requests: usize) -> Stream {
@@ -93,20 +298,36 @@ impl Run<'_> {
         }
     }
 
-    /// Requests that nobody measures, once for every start of a server.
+    /// Requests that nobody measures, once for every start of a server; the first time they show how fast it is.
     fn warm(&mut self, arm: Arm) -> anyhow::Result<()> {
-        if self.per_s[arm.index()].is_some() {
+        if self.arms.is_up(arm) {
             return Ok(());
         }
+        let begun = Instant::now();
         let endpoint = self.arms.endpoint(arm)?;
-        let cell = Cell { profile: 0, point: Point::Saturated(self.plan.saturated.max(1)) };
-        let requests = self.plan.warmup_requests.max(1) as usize;
-        let stream = self.stream(cell, endpoint, requests);
-        let driven = drive(self.session, vec![stream], mixed(self.plan.seed, WARMUP_SEED))?;
-        let answers = Answers::of(&driven, 0);
-        let what = || answers.first_failure.clone().unwrap_or_default();
-        let per_s = answers.requests_per_s().with_context(|| format!("warming side {arm:?} up: {}", what()))?;
-        self.per_s[arm.index()] = Some(per_s);
+        self.warmed += 1;
+        self.measured.starts += u32::from(self.arms.can_restart());
+        for profile in 0..self.plan.profiles.len() {
+            let asked = |under_way: u32, requests: usize, what: u64| {
+                let cell = Cell { profile, point: Point::Saturated(under_way) };
+                let stream = self.stream(cell, endpoint.clone(), requests);
+                let seed = mixed(mixed(self.plan.seed, WARMUP_SEED - what), word(profile));
+                let pace = Pace { start: None, is_watched: false };
+                anyhow::Ok(Answers::of(&drive_at(self.session, vec![stream], seed, pace)?, 0))
+            };
+            let together = asked(self.plan.saturated.max(1), self.plan.warmup_requests.max(1) as usize, 0)?;
+            let what = || format!("warming side {arm:?} up: {}", together.first_failure.clone().unwrap_or_default());
+            let per_s = together.requests_per_s().with_context(what)?;
+            let alone = asked(1, LONE_ANSWERS, 1)?;
+            let alone_s = alone.e2e.percentile(50).map_or(0.0, |ns| to_f64(ns) / 1e9);
+            // That of the first start: slices stay as they are. Of the slower side, so that neither has more than its slice.
+            if self.warmed <= 2 {
+                let speed = self.speeds[profile].get_or_insert(Speed { per_s, alone_s });
+                *speed = Speed { per_s: speed.per_s.min(per_s), alone_s: speed.alone_s.max(alone_s) };
+            }
+        }
+        let seconds = begun.elapsed().as_secs_f64();
+        self.start_s = if arm == Arm::A { seconds } else { self.start_s + seconds };
         Ok(())
     }
 }

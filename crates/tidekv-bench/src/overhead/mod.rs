@@ -1,27 +1,35 @@
 //! `kvbench overhead`: what does elastic memory cost, at every rate that somebody may serve at?
 //!
 //! ```text
-//!   rate 8     A B B A A B B A ...      A static, B elastic: two servers, up at the same time, one of them silent
-//!              └┬┘ └┬┘                  a slice of a few seconds each; the same prompts in both slices of a pair
-//!              pair pair                B / A for each pair; the interval is of the pairs
-//!   ...
-//!   saturated  A B B A A B B A ...      as many requests as fit, each followed by the next
+//!   round 1   rate 1    A B B A A B B A ...      A static, B elastic: two servers, up at the same time, one of them silent
+//!             rate 2    └┬┘ └┬┘                  half a second each; the same prompts in both slices of a pair
+//!             ...       pair pair                medians of all of B's slices / those of A's: the ratio of the round
+//!             saturated                          as many requests as fit, each followed by the next
+//!   round 2   both servers started anew, again
+//!   ...                                          the interval is of the rounds
 //! ```
 //!
 //! Slices of a pair lie side by side in time, so what the machine does besides meets both alike; that A and B change places
-//! takes away what a drift would do. A ratio whose interval is wider than the tolerance is called underpowered: it shows
-//! neither that there is an overhead nor that there is none.
+//! takes away what a drift would do; that servers are started anew makes what two processes happen to differ in part of the
+//! interval. A ratio whose interval is wider than the tolerance is called underpowered: it shows neither that there is an
+//! overhead nor that there is none.
+//!
+//! There is so much time for all of it (`--minutes`), and rates whose intervals are still wide get more: see `allocate`.
 //!
 //! | figure of `summary`                                      | meaning                                                     |
 //! |----------------------------------------------------------|-------------------------------------------------------------|
-//! | `rates[].{throughput,ttft_p50,itl_p50}_ratio`            | elastic / static, the median of the pairs' ratios; `rate` is a number, or `"inf"` where requests follow each other |
-//! | `rates[].ci.{throughput,ttft_p50,itl_p50}`               | its 95 % interval, by the bootstrap over pairs               |
+//! | `rates[].{throughput,ttft_p50,itl_p50}_ratio`            | elastic / static, the middle of the rounds' ratios; `rate` is a number, or `"inf"` where requests follow each other |
+//! | (ITL)                                                    | the mean gap of each answer, of which the median: where several tokens come in one read, single gaps say how they were read |
+//! | `rates[].ci.{throughput,ttft_p50,itl_p50}`               | its 95 % interval, by signed ranks of the rounds              |
+//! | `rates[].rounds`, `rates[].pairs`                        | how many rounds a rate was part of, and with how many pairs of slices |
 //! | `rates[].{static,elastic}.*`                             | throughput, latencies and KV memory (in use / held) themselves |
 //! | `profiles[]`                                             | `name`, `rates[]` and memory utilisation of each `--profile`; `rates` is that of the first |
+//! | `starts`, `elapsed_s`                                    | how often servers were started, and how long everything took |
 //! | `verdict`                                                | `no overhead beyond 3 %`, `overhead`, `faster` or `underpowered` |
 
+mod allocate;
 pub(crate) mod judge;
-mod measure;
+pub(crate) mod measure;
 mod plan;
 pub(crate) mod report;
 
@@ -63,12 +71,17 @@ pub struct OverheadArgs {
     #[arg(long, value_name = "N")]
     pub output_len: Option<u32>,
 
-    /// Pairs of slices for each rate [default: 12, with --quick 6]
-    #[arg(long, value_name = "N")]
-    pub pairs: Option<u32>,
+    /// Minutes for everything, servers' starts included; rates whose intervals are wide get more of them [default: 9, with
+    /// --quick 0.75]
+    #[arg(long, value_name = "MIN", conflicts_with_all = ["rounds", "seconds"])]
+    pub minutes: Option<f64>,
 
-    /// Seconds of measuring for each rate, both servers together [default: 45, with --quick 8]; the lowest rates get up to
-    /// twice that
+    /// Instead: so many rounds, each of which gives one ratio for each rate [default: 24 within --minutes, else 10; with --quick 6]
+    #[arg(long, visible_alias = "pairs", value_name = "N")]
+    pub rounds: Option<u32>,
+
+    /// And so many seconds of measuring for each rate, both servers and all rounds together [default: 45, with --quick 8];
+    /// the lowest rates get up to twice that
     #[arg(long, value_name = "SEC")]
     pub seconds: Option<f64>,
 
@@ -80,7 +93,7 @@ pub struct OverheadArgs {
     #[arg(long, value_name = "PERCENT", default_value = "3%")]
     pub tolerance: Tolerance,
 
-    /// Requests to each server before anything is measured [default: 100, with --quick 20]
+    /// Requests to each server whenever it was started, before anything is measured [default: 100, with --quick 20]
     #[arg(long, value_name = "N")]
     pub warmup_requests: Option<u32>,
 
@@ -97,6 +110,8 @@ const EXAMPLES: &str = "\
 Examples:
   kvbench overhead                                     # elastic against static kvserve, 1 to 128 requests a second
   kvbench overhead --quick --rates 8,64
+  kvbench overhead --minutes 30 --tolerance 1.5%       # more time, smaller differences
+  kvbench overhead --rates 8 --rounds 24 --seconds 120 # as much as you say, wherever intervals lie
   kvbench overhead --profile short,varying,long --rates 8,32
   kvbench overhead --config bench-config.yaml          # the file of kvcached's guide
   kvbench overhead --model Qwen/Qwen3-0.6B --a-cmd 'vllm serve Qwen/Qwen3-0.6B --port {port}' \\
@@ -105,7 +120,8 @@ Examples:
 
 A is without elastic memory, B with it, and ratios are B / A. Commands are started by sh with a free port for {port}, one
 server at a time unless --both-up says that both fit.
-Exit status: 0 no overhead beyond the tolerance (or less than none), 1 overhead, or underpowered: too noisy to tell, 2 error.";
+Exit status: 0 no overhead beyond the tolerance (or less than none), 1 overhead, or underpowered: too noisy to tell, 2 error,
+130 interrupted (what was measured is written).";
 
 /// A rate, compared by what was written.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize)]
@@ -165,11 +181,12 @@ pub fn run(args: &OverheadArgs) -> anyhow::Result<Outcome> {
     let (plan, sides) = Plan::of(args)?;
     let output = args.output.open()?;
     let mut result = BenchResult::new("overhead", &plan, HostInfo::current())?;
-    let progress = output.progress(plan.slices());
+    let progress = output.progress(u64::from(plan.design.rounds()));
     let measured = measure::measure(&plan, &sides, &session, &progress)?;
     drop(progress);
     let judged = judge::judge(&plan, args.tolerance, &measured);
     report::fill(&mut result, &plan, &measured, &judged);
+    result.set_partial(measured.is_partial);
     output.emit(&result, &report::tables(&plan, &measured, &judged))?;
-    Ok(judged.outcome())
+    Ok(session.interrupt().outcome(judged.outcome()))
 }

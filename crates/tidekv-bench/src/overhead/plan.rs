@@ -1,4 +1,4 @@
-//! The checked arguments, and in which order slices are measured.
+//! The checked arguments: what is measured, and how long a slice of it is.
 
 use anyhow::ensure;
 use serde::Serialize;
@@ -11,12 +11,25 @@ use crate::servers::sides::{Arm, Sides};
 const RATES: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
 const QUICK_RATES: [f64; 2] = [8.0, 64.0];
 /// Default and with `--quick`.
-const PAIRS: (u32, u32) = (12, 6);
+const MINUTES: (f64, f64) = (9.0, 0.75);
+/// Many and short: a machine that hiccups for a second spoils one of them, and ranks leave that one out.
+const ROUNDS_WITHIN: (u32, u32) = (24, 6);
+/// Servers that make room for each other start twice in each.
+const ROUNDS_FIXED: (u32, u32) = (10, 6);
 const SECONDS: (f64, f64) = (45.0, 8.0);
 const WARMUP: (u32, u32) = (100, 20);
-const MAX_PAIRS: u32 = 1000;
+const MAX_ROUNDS: u32 = 1000;
 const MAX_SECONDS: f64 = 86_400.0;
 const MAX_TOKENS: u32 = 1 << 20;
+
+/// A slice: so short that what the machine does besides meets both sides of a pair, so long that requests meet each other
+/// as they do at this rate.
+const SLICE_S: f64 = 0.5;
+const SLICE_ANSWERS: f64 = 5.0;
+const MAX_SLICE_S: f64 = 20.0;
+/// Without pause a slice begins and ends with fewer requests under way: that is to be its smaller part.
+const SATURATED_S: f64 = 1.0;
+const SATURATED_TURNS: f64 = 4.0;
 
 /// What is measured, and what `args` of the result says.
 #[derive(Clone, Debug, Serialize)]
@@ -27,8 +40,8 @@ pub(super) struct Plan {
     pub(super) rates: Vec<f64>,
     pub(super) saturated: u32,
     pub(super) profiles: Vec<ProfilePlan>,
-    pub(super) pairs: u32,
-    pub(super) seconds: f64,
+    #[serde(flatten)]
+    pub(super) design: Design,
     /// Requests of a rate and side, when the file says so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) num_requests: Option<u32>,
@@ -37,6 +50,28 @@ pub(super) struct Plan {
     pub(super) seed: u64,
     pub(super) both_up: bool,
     pub(super) kv_budget_bytes: u64,
+}
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub(super) enum Design {
+    /// So many rounds, and so long for each rate in all of them together.
+    Fixed { rounds: u32, seconds: f64 },
+    /// All rates and rounds together, as it is needed.
+    Within {
+        minutes: f64,
+        #[serde(skip)]
+        rounds: u32,
+    },
+}
+
+impl Design {
+    pub(super) fn rounds(self) -> u32 {
+        match self {
+            Self::Fixed { rounds, .. } | Self::Within { rounds, .. } => rounds,
+        }
+    }
 }
 
 /// One kind of requests.
@@ -54,20 +89,28 @@ pub(super) enum Point {
     Saturated(u32),
 }
 
-/// One measurement: a pair of slices is one of its samples.
+/// One measurement: a round of it is one of its samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Cell {
     pub(super) profile: usize,
     pub(super) point: Point,
 }
 
-/// A few seconds of one server.
+/// What warming up has shown of a profile, by the slower side.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Turn {
-    pub(super) pair: usize,
-    pub(super) arm: Arm,
-    /// Index among [`Plan::cells`].
-    pub(super) cell: usize,
+pub(super) struct Speed {
+    /// Answers a second without pause.
+    pub(super) per_s: f64,
+    /// Seconds of one answer that has the server to itself.
+    pub(super) alone_s: f64,
+}
+
+/// How a slice looks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Slice {
+    pub(super) requests: usize,
+    /// About as long as it takes.
+    pub(super) seconds: f64,
 }
 
 impl Plan {
@@ -75,6 +118,7 @@ impl Plan {
         let config = args.sides.config.as_deref().map(BenchConfig::read).transpose()?;
         let quick = args.output.quick;
         let pick = |(usual, when_quick): (u32, u32)| if quick { when_quick } else { usual };
+        let pick_f64 = |(usual, when_quick): (f64, f64)| if quick { when_quick } else { usual };
         let of_file = config.as_ref().map(|config| &config.benchmark);
         let rates = match (&args.rates, of_file) {
             (Some(rates), _) => rates.iter().map(|rate| rate.0).collect(),
@@ -92,6 +136,22 @@ impl Plan {
         let mut profiles = args.profile.clone();
         profiles.dedup();
         let sides = Sides::of(&args.sides, config.as_ref())?;
+        // A first look, or a time that was asked for, goes before the file's number.
+        let has_time = quick || args.seconds.is_some() || args.minutes.is_some();
+        let num_requests = of_file.filter(|_| !has_time).map(|file| file.num_requests);
+        // Servers that make room for each other take a start for every round, and nobody knows how long that is.
+        let is_fixed = args.rounds.is_some() || args.seconds.is_some() || num_requests.is_some() || !sides.both_up;
+        let rounds = |usual| args.rounds.unwrap_or(pick(usual));
+        let design = match args.minutes {
+            None if is_fixed => {
+                let seconds = args.seconds.unwrap_or(pick_f64(SECONDS));
+                Design::Fixed { rounds: rounds(ROUNDS_FIXED), seconds }
+            }
+            minutes => {
+                let minutes = minutes.unwrap_or(pick_f64(MINUTES));
+                Design::Within { minutes, rounds: rounds(ROUNDS_WITHIN) }
+            }
+        };
         let plan = Self {
             a: sides.description(Arm::A),
             b: sides.description(Arm::B),
@@ -99,10 +159,8 @@ impl Plan {
             rates,
             saturated: args.saturated,
             profiles: profiles.into_iter().map(lengths).collect(),
-            pairs: args.pairs.unwrap_or(pick(PAIRS)),
-            seconds: args.seconds.unwrap_or(if quick { SECONDS.1 } else { SECONDS.0 }),
-            // A first look, or a time that was asked for, goes before the file's number.
-            num_requests: of_file.filter(|_| !quick && args.seconds.is_none()).map(|file| file.num_requests),
+            design,
+            num_requests,
             tolerance: args.tolerance.share(),
             warmup_requests: args.warmup_requests.unwrap_or(pick(WARMUP)),
             seed: args.seed,
@@ -114,8 +172,13 @@ impl Plan {
     }
 
     fn check(&self) -> anyhow::Result<()> {
-        ensure!((1..=MAX_PAIRS).contains(&self.pairs), "--pairs is {}: give 1 to {MAX_PAIRS}", self.pairs);
-        ensure!(self.seconds > 0.0 && self.seconds <= MAX_SECONDS, "--seconds is {}: give up to a day", self.seconds);
+        let rounds = self.design.rounds();
+        ensure!((1..=MAX_ROUNDS).contains(&rounds), "--rounds is {rounds}: give 1 to {MAX_ROUNDS}");
+        let (flag, seconds) = match self.design {
+            Design::Fixed { seconds, .. } => ("--seconds", seconds),
+            Design::Within { minutes, .. } => ("--minutes", minutes * 60.0),
+        };
+        ensure!(seconds > 0.0 && seconds <= MAX_SECONDS, "{flag} comes to {seconds} s: give up to a day");
         for profile in &self.profiles {
             let Lengths { input, output, .. } = profile.lengths;
             let fits = (1..=MAX_TOKENS).contains(&input) && (1..=MAX_TOKENS).contains(&output);
@@ -133,56 +196,47 @@ impl Plan {
         (0..self.profiles.len()).flat_map(points).collect()
     }
 
-    /// All slices in their order. With both servers up, the slices of a pair are neighbours; with one at a time, a server
-    /// that is up measures everything once before it makes room.
-    pub(super) fn turns(&self) -> Vec<Turn> {
-        let (cells, pairs) = (self.cells().len(), self.pairs as usize);
-        let turn = |pair, arm, cell| Turn { pair, arm, cell };
-        let mut turns = Vec::with_capacity(2 * cells * pairs);
-        if self.both_up {
-            for cell in 0..cells {
-                turns.extend((0..pairs).flat_map(|pair| Arm::order(pair).map(|arm| turn(pair, arm, cell))));
+    /// A slice at a point, no longer than `most_s`.
+    pub(super) fn slice(&self, point: Point, speed: Speed, most_s: f64) -> Slice {
+        let seconds = (SLICE_ANSWERS * speed.alone_s).clamp(SLICE_S, MAX_SLICE_S);
+        match point {
+            Point::Rate(rate) => {
+                let requests = whole(rate * seconds.min(most_s));
+                Slice { requests, seconds: to_f64(requests) / rate.min(speed.per_s) }
             }
-        } else {
-            for pair in 0..pairs {
-                turns.extend(
-                    Arm::order(pair).into_iter().flat_map(|arm| (0..cells).map(move |cell| turn(pair, arm, cell))),
-                );
+            Point::Saturated(under_way) => {
+                let turns_s = SATURATED_TURNS * f64::from(under_way) / speed.per_s;
+                let requests = whole(speed.per_s * seconds.max(SATURATED_S).max(turns_s).min(most_s));
+                Slice { requests, seconds: to_f64(requests) / speed.per_s }
             }
         }
-        turns
     }
 
-    /// How many slices there are.
-    pub(super) fn slices(&self) -> u64 {
-        u64::try_from(self.turns().len()).unwrap_or(u64::MAX)
-    }
-
-    /// Requests of one slice, when so many are served in a second.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded and clamped")]
-    pub(super) fn requests(&self, point: Point, per_s: f64) -> usize {
-        if let Some(requests) = self.num_requests {
-            return requests.div_ceil(self.pairs) as usize;
-        }
-        (per_s * self.slice_seconds(point)).round().clamp(1.0, 1e6) as usize
-    }
-
-    /// Where little is sent there is little to take a median of: the lowest rates get more time.
-    fn slice_seconds(&self, point: Point) -> f64 {
-        let more = match point {
+    /// Where little is sent there is little to take a median of: until it is known better, the lowest rates get more time.
+    pub(super) fn weight(point: Point) -> f64 {
+        match point {
             Point::Rate(rate) if rate <= 1.0 => 2.0,
             Point::Rate(rate) if rate <= 2.0 => 1.5,
             Point::Rate(_) | Point::Saturated(_) => 1.0,
-        };
-        self.seconds * more / (2.0 * f64::from(self.pairs))
+        }
     }
+}
+
+/// At least one.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded and clamped")]
+pub(super) fn whole(number: f64) -> usize {
+    number.round().clamp(1.0, 1e6) as usize
+}
+
+fn to_f64(number: usize) -> f64 {
+    crate::stats::to_f64(number as u64)
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
 
-    pub(in crate::overhead) fn plan(both_up: bool) -> Plan {
+    pub(in crate::overhead) fn plan(design: Design) -> Plan {
         Plan {
             a: String::new(),
             b: String::new(),
@@ -190,38 +244,35 @@ pub(super) mod tests {
             rates: vec![1.0, 8.0],
             saturated: 4,
             profiles: vec![ProfilePlan { name: "fixed", lengths: Profile::Fixed.lengths() }],
-            pairs: 2,
-            seconds: 40.0,
+            design,
             num_requests: None,
             tolerance: 0.03,
             warmup_requests: 0,
             seed: 0,
-            both_up,
+            both_up: true,
             kv_budget_bytes: 0,
         }
     }
 
-    fn letters(plan: &Plan) -> String {
-        plan.turns().iter().map(|turn| format!("{:?}{} ", turn.arm, turn.cell)).collect()
+    #[test]
+    fn slices_are_short_and_longer_than_their_answers() {
+        let plan = plan(Design::Fixed { rounds: 2, seconds: 40.0 });
+        let fast = Speed { per_s: 150.0, alone_s: 0.01 };
+        let requests = |point, speed, most_s| plan.slice(point, speed, most_s).requests;
+        assert_eq!([1.0, 2.0, 8.0, 64.0].map(|rate| requests(Point::Rate(rate), fast, 60.0)), [1, 1, 4, 32]);
+        assert_eq!(requests(Point::Saturated(16), fast, 60.0), 150);
+        // An answer of a second: at 8 a second some forty of them are under way, and a slice must be longer than that takes.
+        let slow = Speed { per_s: 150.0, alone_s: 1.0 };
+        assert_eq!(requests(Point::Rate(8.0), slow, 60.0), 40);
+        assert_eq!(requests(Point::Saturated(256), fast, 60.0), 1024);
+        assert_eq!(requests(Point::Rate(8.0), slow, 0.25), 2, "whoever asks for little time gets little");
     }
 
     #[test]
-    fn a_b_b_a_for_each_rate_where_both_are_up() {
-        assert_eq!(letters(&plan(true)), "A0 B0 B0 A0 A1 B1 B1 A1 A2 B2 B2 A2 ");
-    }
-
-    #[test]
-    fn a_server_measures_every_rate_before_it_makes_room() {
-        assert_eq!(letters(&plan(false)), "A0 A1 A2 B0 B1 B2 B0 B1 B2 A0 A1 A2 ");
-    }
-
-    #[test]
-    fn low_rates_get_more_time_and_a_file_says_how_many() {
-        let mut plan = plan(true);
-        let requests = |plan: &Plan, rate: f64| plan.requests(Point::Rate(rate), rate);
-        assert_eq!([1.0, 2.0, 8.0].map(|rate| requests(&plan, rate)), [20, 30, 80]);
-        plan.num_requests = Some(1001);
-        assert_eq!(requests(&plan, 8.0), 501);
-        assert_eq!(plan.slices(), 12);
+    fn a_slice_says_how_long_it_takes_even_where_a_server_cannot_keep_up() {
+        let plan = plan(Design::Fixed { rounds: 2, seconds: 40.0 });
+        let slow = Speed { per_s: 32.0, alone_s: 0.01 };
+        assert_eq!(plan.slice(Point::Rate(128.0), slow, 60.0), Slice { requests: 64, seconds: 2.0 });
+        assert_eq!(plan.slice(Point::Rate(4.0), slow, 60.0), Slice { requests: 2, seconds: 0.5 });
     }
 }

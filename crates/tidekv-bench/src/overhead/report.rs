@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::judge::{CellVerdict, FIGURES, Figures, Judgement};
-use super::measure::Measured;
+use super::measure::{Block, Measured, Pair};
 use super::plan::{Plan, Point};
 use crate::compare::judge::Verdict;
 use crate::result::BenchResult;
@@ -12,11 +12,19 @@ use crate::servers::memory::MemorySummary;
 use crate::stats::{Samples, to_f64};
 use crate::table::{Table, Tone, format_figure, format_ns};
 
-/// All slices of one side at one point.
-pub(crate) fn together(slices: &[Answers]) -> Answers {
-    let mut all = Answers::default();
-    slices.iter().for_each(|slice| all.extend(slice));
-    all.memory = MemorySummary::over(slices.iter().filter_map(|slice| slice.memory));
+/// All slices of one side at one point, the first or the second.
+pub(crate) fn together<'a>(pairs: impl IntoIterator<Item = &'a Pair>, side: usize) -> Answers {
+    all_of(pairs.into_iter().map(|pair| &pair[side]))
+}
+
+/// Several slices as if they were one.
+pub(crate) fn all_of<'a>(slices: impl IntoIterator<Item = &'a Answers>) -> Answers {
+    let (mut all, mut memory) = (Answers::default(), Vec::new());
+    for slice in slices {
+        all.extend(slice);
+        memory.extend(slice.memory);
+    }
+    all.memory = MemorySummary::over(memory.into_iter());
     all
 }
 
@@ -24,7 +32,7 @@ pub(super) fn fill(result: &mut BenchResult, plan: &Plan, measured: &Measured, j
     let mut profiles: Vec<Value> = Vec::new();
     for (index, profile) in plan.profiles.iter().enumerate() {
         let cells = judged.cells.iter().zip(&measured.cells).filter(|(cell, _)| cell.cell.profile == index);
-        let rates: Vec<Value> = cells.map(|(cell, slices)| point(plan, cell, slices)).collect();
+        let rates: Vec<Value> = cells.map(|(cell, blocks)| point(plan, cell, blocks)).collect();
         profiles.push(json!({"name": profile.name, "lengths": profile.lengths, "rates": rates}));
     }
     result.set_more("sweep", sweep(plan, measured, judged));
@@ -33,24 +41,27 @@ pub(super) fn fill(result: &mut BenchResult, plan: &Plan, measured: &Measured, j
     }
     result.summary.insert("profiles".to_owned(), profiles.into());
     result.set_figure("failed", to_f64(judged.failed as u64));
+    result.set_figure("starts", f64::from(measured.starts));
+    result.set_figure("elapsed_s", measured.elapsed.as_secs_f64());
     result.set_text("verdict", &judged.verdict());
-    for (cell, sides) in judged.cells.iter().zip(&measured.cells) {
-        for (name, slices) in plan.names.iter().zip(sides) {
-            let all = together(slices);
+    for (cell, blocks) in judged.cells.iter().zip(&measured.cells) {
+        for (side, name) in plan.names.iter().enumerate() {
+            let all = together(blocks.iter().flatten(), side);
             let place = format!("{}.{}.{name}", plan.profiles[cell.cell.profile].name, label(cell.cell.point));
-            for (figure, times) in [("ttft", &all.ttft), ("itl", &all.itl), ("e2e", &all.e2e)] {
+            for (figure, times) in [("ttft", &all.ttft), ("itl", &all.mean_itl), ("e2e", &all.e2e)] {
                 result.add_times(format!("{place}.{figure}"), times);
             }
         }
     }
 }
 
-/// One row for each slice: what `kvbench report` plots.
+/// One row for each round and side: what `kvbench report` plots.
 fn sweep(plan: &Plan, measured: &Measured, judged: &Judgement) -> Vec<Value> {
     let mut rows = Vec::new();
-    for (cell, sides) in judged.cells.iter().zip(&measured.cells) {
-        for (name, slices) in plan.names.iter().zip(sides) {
-            for (repeat, slice) in slices.iter().enumerate() {
+    for (cell, blocks) in judged.cells.iter().zip(&measured.cells) {
+        for (side, name) in plan.names.iter().enumerate() {
+            for (repeat, block) in blocks.iter().enumerate() {
+                let slice = together(block, side);
                 let mut row = Map::from_iter([
                     ("profile".to_owned(), plan.profiles[cell.cell.profile].name.into()),
                     ("arm".to_owned(), (*name).into()),
@@ -67,7 +78,7 @@ fn sweep(plan: &Plan, measured: &Measured, judged: &Judgement) -> Vec<Value> {
                 for (figure, times, percent) in [
                     ("ttft_p50", &slice.ttft, 50),
                     ("ttft_p99", &slice.ttft, 99),
-                    ("itl_p50", &slice.itl, 50),
+                    ("itl_p50", &slice.mean_itl, 50),
                     ("e2e_p50", &slice.e2e, 50),
                 ] {
                     row.extend(times.percentile(percent).map(|ns| (figure.to_owned(), (to_f64(ns) / 1e6).into())));
@@ -87,7 +98,7 @@ fn label(point: Point) -> String {
 }
 
 /// One entry of `rates`.
-fn point(plan: &Plan, cell: &CellVerdict, slices: &[Vec<Answers>; 2]) -> Value {
+fn point(plan: &Plan, cell: &CellVerdict, blocks: &[Block]) -> Value {
     let mut entry = Map::new();
     match cell.cell.point {
         Point::Rate(rate) => entry.insert("rate".to_owned(), rate.into()),
@@ -96,9 +107,11 @@ fn point(plan: &Plan, cell: &CellVerdict, slices: &[Vec<Answers>; 2]) -> Value {
             entry.insert("rate".to_owned(), "inf".into())
         }
     };
+    entry.insert("rounds".to_owned(), blocks.len().into());
+    entry.insert("pairs".to_owned(), blocks.iter().map(Vec::len).sum::<usize>().into());
     add_ratios(&mut entry, &cell.figures);
-    for (name, slices) in plan.names.iter().zip(slices) {
-        entry.insert((*name).to_owned(), side(&together(slices)));
+    for (place, name) in plan.names.iter().enumerate() {
+        entry.insert((*name).to_owned(), side(&together(blocks.iter().flatten(), place)));
     }
     entry.into()
 }
@@ -128,7 +141,7 @@ pub(crate) fn side(all: &Answers) -> Value {
     };
     set("requests_per_s", all.requests_per_s());
     set("tokens_per_s", all.tokens_per_s());
-    for (name, times) in [("ttft", &all.ttft), ("itl", &all.itl), ("e2e", &all.e2e)] {
+    for (name, times) in [("ttft", &all.ttft), ("itl", &all.mean_itl), ("e2e", &all.e2e)] {
         let Some(percentiles) = times.percentiles() else { continue };
         set(&format!("{name}_p50_ms"), Some(to_f64(percentiles.p50) / 1e6));
         set(&format!("{name}_p99_ms"), Some(to_f64(percentiles.p99) / 1e6));
@@ -154,15 +167,18 @@ pub(super) fn tables(plan: &Plan, measured: &Measured, judged: &Judgement) -> St
         text += "\n";
         text += &values(plan, &mut cells());
     }
+    let pairs: usize = measured.cells.iter().flatten().map(Vec::len).sum();
     text += &format!(
-        "\nB over A: the median of {} pairs of slices and its 95 % interval, by the bootstrap over pairs.\nVerdict: {}\n",
-        plan.pairs,
+        "\nB over A: the middle of the rounds' ratios and its 95 % interval, by signed ranks. {pairs} pairs of slices in {:.0} s;\n\
+         servers were started {} times.\nVerdict: {}\n",
+        measured.elapsed.as_secs_f64(),
+        measured.starts,
         judged.verdict()
     );
     text
 }
 
-type Cells<'a> = dyn Iterator<Item = (&'a CellVerdict, &'a [Vec<Answers>; 2])> + 'a;
+type Cells<'a> = dyn Iterator<Item = (&'a CellVerdict, &'a Vec<Block>)> + 'a;
 
 fn ratios(plan: &Plan, cells: &mut Cells<'_>) -> String {
     let header = format!("{} / {}", plan.names[1], plan.names[0]);
@@ -199,9 +215,10 @@ pub(crate) fn row_verdict(figures: &Figures) -> (&'static str, Option<Tone>) {
 
 fn values(plan: &Plan, cells: &mut Cells<'_>) -> String {
     let mut table = Table::new(&VALUE_HEADER);
-    for (cell, slices) in cells {
-        for (name, slices) in plan.names.iter().zip(slices) {
-            table.row(&value_row(point_name(cell.cell.point), name, &together(slices)));
+    for (cell, blocks) in cells {
+        for (side, name) in plan.names.iter().enumerate() {
+            let all = together(blocks.iter().flatten(), side);
+            table.row(&value_row(point_name(cell.cell.point), name, &all));
         }
     }
     table.render()
@@ -223,7 +240,7 @@ pub(crate) fn value_row(place: String, side: &str, all: &Answers) -> [String; VA
         figure(all.requests_per_s()),
         figure(all.tokens_per_s()),
         time(&all.ttft, 50),
-        time(&all.itl, 50),
+        time(&all.mean_itl, 50),
         time(&all.e2e, 50),
         time(&all.e2e, 99),
         mean,

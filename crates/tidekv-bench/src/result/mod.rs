@@ -141,6 +141,13 @@ impl BenchResult {
         self.more.insert(key.to_owned(), value.into());
     }
 
+    /// Marks a result of which a part is missing because somebody interrupted the benchmark.
+    pub fn set_partial(&mut self, is_partial: bool) {
+        if is_partial {
+            self.set_more("partial", true);
+        }
+    }
+
     /// The JSON text, ended by a newline and within [`MAX_KEPT_BYTES`].
     pub fn to_json(&self) -> Result<String, ResultError> {
         check_numbers("summary", &Value::Object(self.summary.clone()))?;

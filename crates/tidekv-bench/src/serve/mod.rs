@@ -11,8 +11,8 @@
 //! latencies count there from when a request was meant to be sent (docs/kvbench-serve.md, docs/formats/result.md).
 
 mod args;
+mod attended;
 mod configured;
-mod interrupt;
 mod keep;
 pub mod mock_command;
 pub mod preflight;
@@ -33,6 +33,7 @@ use serde_json::{Map, Value};
 use tidekv_cli::exit::Outcome;
 
 use crate::host::HostInfo;
+use crate::interrupt::Interrupt;
 use crate::load::{
     Client, Control, Dataset, Endpoint, Item, MetricsRequest, ProbePlan, Run, Sampling, Scenario, Schedule, Stream,
     plan,
@@ -40,7 +41,7 @@ use crate::load::{
 use crate::output::warn;
 use crate::progress::Progress;
 use crate::result::PendingFile;
-use interrupt::{Interrupt, StopOnDrop, attended};
+use attended::{StopOnDrop, attended};
 use keep::numbered;
 use preflight::ServerFacts;
 use report::{Figures, Wanted};
@@ -49,9 +50,6 @@ use timeline::{Timeline, Watcher};
 
 pub use args::ServeArgs;
 pub use mock_command::{MockArgs, run_mock};
-
-/// What a shell says of a program that Ctrl-C has ended.
-const INTERRUPTED: u8 = 130;
 
 /// From deciding to begin to the first request.
 const LEAD: Duration = Duration::from_millis(50);
@@ -64,19 +62,24 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<Outcome> {
     if args.selftest {
         return selftest::run(&args.output);
     }
-    if let Some(path) = &args.config {
-        let mut outcomes = Vec::new();
-        for args in configured::runs(args, path)? {
-            outcomes.push(run(&args)?);
-            if matches!(outcomes.last(), Some(Outcome::Code(_))) {
-                break;
-            }
-        }
-        return Ok(configured::worst(&outcomes));
-    }
-    let bench = Bench::prepare(args)?;
     let interrupt = Interrupt::catch().context("catching Ctrl-C")?;
-    let is_ready = bench.check(&interrupt).and_then(|()| bench.warm_up(&interrupt));
+    let Some(path) = &args.config else { return run_one(args, &interrupt) };
+    let mut outcomes = Vec::new();
+    for args in configured::runs(args, path)? {
+        outcomes.push(run_one(&args, &interrupt)?);
+        if interrupt.is_pressed() {
+            break;
+        }
+    }
+    Ok(configured::worst(&outcomes))
+}
+
+fn run_one(args: &ServeArgs, interrupt: &Interrupt) -> anyhow::Result<Outcome> {
+    let bench = match Bench::prepare(args, interrupt) {
+        Err(_) if interrupt.is_pressed() => return Ok(interrupt.outcome(Outcome::Done)),
+        prepared => prepared?,
+    };
+    let is_ready = bench.check().and_then(|()| bench.warm_up());
     if !interrupt.is_pressed() {
         is_ready?;
     }
@@ -88,18 +91,15 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<Outcome> {
         if interrupt.is_pressed() {
             break;
         }
-        has_failures |= bench.measure(round, &interrupt)?;
+        has_failures |= bench.measure(round)?;
     }
-    Ok(match (interrupt.is_pressed(), has_failures) {
-        (true, _) => Outcome::Code(INTERRUPTED),
-        (false, true) => Outcome::Negative,
-        (false, false) => Outcome::Done,
-    })
+    Ok(interrupt.outcome(if has_failures { Outcome::Negative } else { Outcome::Done }))
 }
 
 /// Everything that is known before the first request.
 struct Bench<'a> {
     args: &'a ServeArgs,
+    interrupt: &'a Interrupt,
     client: Client,
     scenario: Scenario,
     /// Of the first stream.
@@ -117,7 +117,7 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn prepare(args: &'a ServeArgs) -> anyhow::Result<Self> {
+    fn prepare(args: &'a ServeArgs, interrupt: &'a Interrupt) -> anyhow::Result<Self> {
         let file = args.scenario.as_deref().map(ScenarioFile::read).transpose()?;
         let file_seed = file.as_ref().and_then(|file| file.seed);
         let specs = match file {
@@ -145,7 +145,7 @@ impl<'a> Bench<'a> {
         let mut servers = Vec::new();
         for stream in &mut streams {
             stream.keep_text = args.keep.save_detailed;
-            let facts = preflight::inspect(&client, &mut stream.endpoint, args.measure.ready_timeout.0)?;
+            let facts = preflight::inspect(&client, &mut stream.endpoint, args.measure.ready_timeout.0, interrupt)?;
             servers.push((stream.name.clone(), stream.endpoint.clone(), facts));
         }
         let mut watched: Vec<(String, Endpoint)> = Vec::new();
@@ -170,6 +170,7 @@ impl<'a> Bench<'a> {
         drop(plan(&scenario, seed)?);
         Ok(Self {
             args,
+            interrupt,
             client,
             scenario,
             backend,
@@ -192,32 +193,36 @@ impl<'a> Bench<'a> {
     }
 
     fn control(&self) -> Control {
-        Control { request_timeout: self.args.measure.request_timeout.0, ..Control::default() }
+        Control {
+            cancel: self.interrupt.cancel().clone(),
+            request_timeout: self.args.measure.request_timeout.0,
+            ..Control::default()
+        }
     }
 
     /// One request for each stream, whose refusal is an error now.
-    fn check(&self, interrupt: &Interrupt) -> anyhow::Result<()> {
+    fn check(&self) -> anyhow::Result<()> {
         self.warnings.iter().for_each(|warning| self.say(warning));
         for stream in &self.scenario.streams {
             let control = self.control();
-            attended(interrupt, &control, &Progress::hidden(), || preflight::try_once(&self.client, stream, &control))?;
+            attended(&control, &Progress::hidden(), || preflight::try_once(&self.client, stream, &control))?;
         }
         Ok(())
     }
 
-    fn warm_up(&self, interrupt: &Interrupt) -> anyhow::Result<()> {
+    fn warm_up(&self) -> anyhow::Result<()> {
         let requests = self.args.warmup();
         for stream in &self.scenario.streams {
             let most = stream.max_concurrency.unwrap_or(WARM_CONNECTIONS);
             self.client.warm(&stream.endpoint, most.min(stream.requests.unwrap_or(most)).min(WARM_CONNECTIONS * 4))?;
         }
-        if requests == 0 || interrupt.is_pressed() {
+        if requests == 0 || self.interrupt.is_pressed() {
             return Ok(());
         }
         let schedule = plan(&warmup::scenario(&self.scenario, requests, self.seed)?, self.seed)?;
         let control = self.control();
         let progress = self.progress(schedule.requests.len(), "warming up");
-        let run = attended(interrupt, &control, &progress, || self.client.run(&schedule, &control));
+        let run = attended(&control, &progress, || self.client.run(&schedule, &control));
         let failed = run.records.iter().filter(|record| !record.is_complete() && !record.is_cancelled()).count();
         if failed > 0 {
             self.say(&format!("{failed} of {} warm-up requests failed", run.records.len()));
@@ -233,12 +238,12 @@ impl<'a> Bench<'a> {
     }
 
     /// One run; says whether requests failed.
-    fn measure(&self, round: u32, interrupt: &Interrupt) -> anyhow::Result<bool> {
+    fn measure(&self, round: u32) -> anyhow::Result<bool> {
         let seed = self.seed.wrapping_add(u64::from(round));
         let schedule = plan(&self.scenario, seed)?;
         let progress = self.progress(schedule.requests.len(), "measuring");
         let started = jiff::Timestamp::now();
-        let (run, timeline) = self.send(&schedule, interrupt, &progress);
+        let (run, timeline) = self.send(&schedule, &progress);
         drop(progress);
         let figures = Figures::of(&schedule, &run.records, &self.request);
         let result = self.result(&schedule, &run, &figures, &timeline, started)?;
@@ -260,7 +265,7 @@ impl<'a> Bench<'a> {
         Ok(figures.total.failed > 0)
     }
 
-    fn send(&self, schedule: &Schedule, interrupt: &Interrupt, progress: &Progress) -> (Run, Timeline) {
+    fn send(&self, schedule: &Schedule, progress: &Progress) -> (Run, Timeline) {
         let start = Instant::now() + LEAD;
         let probe = self.args.traffic.probe_request_rate.map(|per_s| ProbePlan {
             stream: Stream {
@@ -280,7 +285,7 @@ impl<'a> Bench<'a> {
             scope.spawn(|| watcher.watch(start, &stop));
             // Told to stop also when the run panics: the scope waits for it.
             let _stop = StopOnDrop(&stop);
-            attended(interrupt, &control, progress, || self.client.run(schedule, &control))
+            attended(&control, progress, || self.client.run(schedule, &control))
         });
         (run, watcher.finish())
     }

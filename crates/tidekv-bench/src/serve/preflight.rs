@@ -8,13 +8,13 @@
 //! ```
 
 use std::env;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use serde_json::{Map, Value};
 use tidekv_cli::gpu::{GpuReader, GpuReport};
 
+use crate::interrupt::Interrupt;
 use crate::load::{Client, Control, Dataset, Endpoint, Item, Run, Scenario, Stream, plan};
 use crate::result::FIELDS;
 
@@ -36,13 +36,21 @@ pub struct ServerFacts {
 }
 
 /// Finds the server of an endpoint and asks it what it is; fills in the model where none was named.
-pub fn inspect(client: &Client, endpoint: &mut Endpoint, patience: Duration) -> anyhow::Result<ServerFacts> {
+pub fn inspect(
+    client: &Client,
+    endpoint: &mut Endpoint,
+    patience: Duration,
+    interrupt: &Interrupt,
+) -> anyhow::Result<ServerFacts> {
     let deadline = Instant::now() + patience;
     loop {
         match client.warm(endpoint, 1) {
             Ok(()) => break,
             Err(error) if Instant::now() >= deadline => return Err(error.into()),
-            Err(_) => thread::sleep(RETRY_EVERY.min(deadline.saturating_duration_since(Instant::now()))),
+            Err(_) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                ensure!(interrupt.wait(RETRY_EVERY.min(left)), "interrupted before {} answered", endpoint.base_url);
+            }
         }
     }
     let json = |path: &str| -> Option<Value> {

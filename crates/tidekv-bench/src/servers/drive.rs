@@ -1,10 +1,10 @@
 //! Sending requests and what a comparison needs of the answers.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
-use super::memory::{KvUse, MemorySummary, Watch};
+use super::memory::{Looks, MemorySummary, Watch};
 use super::session::Session;
 use crate::load::data::{Form, RandomData, Vocabulary};
 use crate::load::{self, Arrivals, Control, Dataset, Endpoint, Record, Scenario, Stream};
@@ -12,6 +12,7 @@ use crate::stats::{Samples, to_f64};
 
 /// Connections that are open before the first request.
 const WARM_CONNECTIONS: usize = 8;
+const MOST_WARM_CONNECTIONS: usize = 256;
 
 /// How long prompts and answers are, in tokens; both scatter by `spread`, a share.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
@@ -41,13 +42,34 @@ pub fn stream(name: &str, endpoint: Endpoint, lengths: Lengths, requests: usize,
     stream
 }
 
-/// What was seen of a run: the records, and each stream's server's memory.
+/// What was seen of a run: the records, and the memory of the streams' servers.
 #[derive(Debug)]
 pub struct Driven {
     /// In the order in which they ended.
     pub records: Vec<Record>,
-    /// By stream; empty where the server does not say.
-    pub memory: Vec<Vec<KvUse>>,
+    /// By stream, look by look.
+    pub memory: Looks,
+}
+
+impl Driven {
+    /// Memory of all streams' servers together.
+    pub fn memory_together(&self) -> Option<MemorySummary> {
+        MemorySummary::of(&self.memory.together())
+    }
+}
+
+/// When requests are sent, and whether anybody looks on.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// The moment of the first one; at once where it is `None`.
+    pub start: Option<Instant>,
+    /// Whether memory is looked at meanwhile, which takes time from whoever serves.
+    pub is_watched: bool,
+}
+
+impl Pace {
+    /// At once, and watched.
+    pub const WATCHED: Self = Self { start: None, is_watched: true };
 }
 
 /// Sends the requests of `streams`, on one clock, and waits for all answers.
@@ -55,16 +77,40 @@ pub struct Driven {
 /// # Errors
 /// When the streams make no schedule, nobody listens, or somebody interrupts.
 pub fn drive(session: &Session, streams: Vec<Stream>, seed: u64) -> anyhow::Result<Driven> {
+    drive_at(session, streams, seed, Pace::WATCHED)
+}
+
+/// [`drive`] at a pace.
+///
+/// # Errors
+/// Those of [`drive`].
+pub fn drive_at(session: &Session, streams: Vec<Stream>, seed: u64, pace: Pace) -> anyhow::Result<Driven> {
+    let driven = drive_until_interrupted(session, streams, seed, pace)?;
+    ensure!(!session.is_interrupted(), "interrupted: the servers are stopped");
+    Ok(driven)
+}
+
+/// [`drive_at`] for those who have a use for a part of the answers: an interruption is no error here.
+///
+/// # Errors
+/// When the streams make no schedule, or nobody listens.
+pub fn drive_until_interrupted(
+    session: &Session,
+    streams: Vec<Stream>,
+    seed: u64,
+    pace: Pace,
+) -> anyhow::Result<Driven> {
     for stream in &streams {
-        session.client().warm(&stream.endpoint, WARM_CONNECTIONS)?;
+        let connections = stream.max_concurrency.unwrap_or(0).clamp(WARM_CONNECTIONS, MOST_WARM_CONNECTIONS);
+        session.client().warm(&stream.endpoint, connections)?;
     }
-    let urls = streams.iter().map(|stream| stream.endpoint.base_url.clone()).collect();
+    let urls: Vec<_> = streams.iter().map(|stream| stream.endpoint.base_url.clone()).collect();
     let schedule = load::plan(&Scenario { streams }, seed)?;
-    let watch = Watch::begin(session, urls).context("a thread to watch memory with")?;
-    let control = Control { cancel: session.cancel().clone(), ..Control::default() };
+    let watch = pace.is_watched.then(|| Watch::begin(session, urls)).transpose();
+    let watch = watch.context("a thread to watch memory with")?;
+    let control = Control { cancel: session.cancel().clone(), start: pace.start, ..Control::default() };
     let run = session.client().run(&schedule, &control);
-    let memory = watch.end();
-    ensure!(!session.is_interrupted(), "interrupted: the servers are stopped, and no result was written");
+    let memory = watch.map_or_else(Looks::default, Watch::end);
     Ok(Driven { records: run.records, memory })
 }
 
@@ -73,8 +119,10 @@ pub fn drive(session: &Session, streams: Vec<Stream>, seed: u64) -> anyhow::Resu
 pub struct Answers {
     /// From the intended send to the first token, so that waiting counts wherever it happens.
     pub ttft: Samples,
-    /// Between tokens.
+    /// Between tokens, every gap.
     pub itl: Samples,
+    /// Between tokens, the mean of each answer: where several tokens come in one read, single gaps say how they were read.
+    pub mean_itl: Samples,
     /// From the intended send to the last token.
     pub e2e: Samples,
     /// Answers that are whole.
@@ -94,7 +142,7 @@ pub struct Answers {
 impl Answers {
     /// Of the records of one stream.
     pub fn of(driven: &Driven, stream: usize) -> Self {
-        let mut answers = Self { memory: MemorySummary::of(&driven.memory[stream]), ..Self::default() };
+        let mut answers = Self { memory: MemorySummary::of(&driven.memory.of(stream)), ..Self::default() };
         let (mut first, mut last) = (u64::MAX, 0);
         for record in driven.records.iter().filter(|record| record.stream == stream) {
             first = first.min(record.intended_ns);
@@ -116,7 +164,11 @@ impl Answers {
             self.ttft.push(first.saturating_sub(record.intended_ns));
             self.e2e.push(last.saturating_sub(record.intended_ns));
         }
-        record.gaps_ns().into_iter().for_each(|gap_ns| self.itl.push(gap_ns));
+        let gaps_ns = record.gaps_ns();
+        if let Some(mean_ns) = gaps_ns.iter().sum::<u64>().checked_div(gaps_ns.len() as u64) {
+            self.mean_itl.push(mean_ns);
+        }
+        gaps_ns.into_iter().for_each(|gap_ns| self.itl.push(gap_ns));
     }
 
     /// Whole answers a second, or `None` without any.
@@ -135,6 +187,7 @@ impl Answers {
     pub fn extend(&mut self, other: &Self) {
         self.ttft.extend(&other.ttft);
         self.itl.extend(&other.itl);
+        self.mean_itl.extend(&other.mean_itl);
         self.e2e.extend(&other.e2e);
         self.completed += other.completed;
         self.failed += other.failed;

@@ -5,8 +5,10 @@
 //!   in use  (allocated - cached blocks) of the blocks under the limit     what running requests need of it
 //! ```
 //!
-//! Both are what the server's `/metrics` says, looked at a few times a second by a thread of its own. A server without such
-//! metrics (vLLM, SGLang without us) has no figures here, and none are made up.
+//! Both are what the server's `/metrics` says, looked at a few times a second by a thread of its own. Every look asks all
+//! servers at the same moment, so that sums over servers are sums of what was there together: the peak of the sums, and
+//! not the sum of peaks that never met. A server without such metrics (vLLM, SGLang without us) has no figures here, and
+//! none are made up.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
@@ -74,17 +76,28 @@ impl MemorySummary {
         Some(Self { mean: Self::of(&means)?.mean, peak: Self::of(&peaks)?.peak })
     }
 
-    /// Of several pools at the same time. Peaks need not meet: their sum is the most it can have been.
-    pub fn sum(pools: &[Self]) -> Self {
-        let add = |a: KvUse, b: KvUse| KvUse { used: a.used + b.used, held: a.held + b.held };
-        pools
-            .iter()
-            .fold(Self::default(), |sum, pool| Self { mean: add(sum.mean, pool.mean), peak: add(sum.peak, pool.peak) })
-    }
-
     /// Mean in use over mean held.
     pub fn utilization(&self) -> Option<f64> {
         (self.mean.held > 0.0).then(|| self.mean.used / self.mean.held)
+    }
+}
+
+/// What was seen of some servers, look by look; `None` where a server did not say.
+#[derive(Clone, Debug, Default)]
+pub struct Looks(Vec<Vec<Option<KvUse>>>);
+
+impl Looks {
+    /// Of one server.
+    pub fn of(&self, server: usize) -> Vec<KvUse> {
+        self.0.iter().filter_map(|look| *look.get(server)?).collect()
+    }
+
+    /// Of all servers together. A look that one of them did not answer does not count.
+    pub fn together(&self) -> Vec<KvUse> {
+        let add = |sum: KvUse, one: &Option<KvUse>| {
+            one.map(|one| KvUse { used: sum.used + one.used, held: sum.held + one.held })
+        };
+        self.0.iter().filter_map(|look| look.iter().try_fold(KvUse::default(), add)).collect()
     }
 }
 
@@ -92,7 +105,7 @@ impl MemorySummary {
 #[derive(Debug)]
 pub struct Watch {
     stop: Sender<()>,
-    looks: JoinHandle<Vec<Vec<KvUse>>>,
+    looks: JoinHandle<Looks>,
 }
 
 impl Watch {
@@ -108,20 +121,18 @@ impl Watch {
         Ok(Self { stop, looks })
     }
 
-    /// What was seen of each server.
-    pub fn end(self) -> Vec<Vec<KvUse>> {
+    /// What was seen.
+    pub fn end(self) -> Looks {
         drop(self.stop);
         self.looks.join().unwrap_or_default()
     }
 }
 
-fn look(session: &Session, urls: &[BaseUrl], stopped: &Receiver<()>) -> Vec<Vec<KvUse>> {
-    let mut looks = vec![Vec::new(); urls.len()];
+fn look(session: &Session, urls: &[BaseUrl], stopped: &Receiver<()>) -> Looks {
+    let mut looks = Looks::default();
     loop {
-        for (url, looks) in urls.iter().zip(&mut looks) {
-            let page = session.page(url, "/metrics", LOOK_TIMEOUT);
-            looks.extend(page.as_deref().and_then(KvUse::of_metrics));
-        }
+        let pages = session.pages(urls, "/metrics", LOOK_TIMEOUT);
+        looks.0.push(pages.iter().map(|page| page.as_deref().and_then(KvUse::of_metrics)).collect());
         if stopped.recv_timeout(LOOK_EVERY) != Err(RecvTimeoutError::Timeout) {
             return looks;
         }
@@ -151,5 +162,22 @@ mod tests {
         let summary = MemorySummary::of(&looks).unwrap();
         assert_eq!((summary.mean.used, summary.peak.used, summary.utilization()), (2.0, 3.0, Some(0.5)));
         assert_eq!(MemorySummary::of(&[]), None);
+    }
+
+    /// Three models that are busy one after the other hold no more together than one of them does alone.
+    #[test]
+    fn the_peak_of_sums_is_not_the_sum_of_peaks() {
+        let at = |held: f64| Some(KvUse { used: held / 2.0, held });
+        let looks = Looks(vec![
+            vec![at(6.0), at(1.0), at(1.0)],
+            vec![at(1.0), at(6.0), at(1.0)],
+            // Nobody knows what the second held: the sum would be too small.
+            vec![at(9.0), None, at(9.0)],
+        ]);
+        let together = MemorySummary::of(&looks.together()).unwrap();
+        assert_eq!((together.peak.held, together.mean.held, together.peak.used), (8.0, 8.0, 4.0));
+        assert_eq!(looks.of(1), [at(1.0).unwrap(), at(6.0).unwrap()]);
+        assert_eq!(looks.of(7), []);
+        assert!(Looks::default().together().is_empty());
     }
 }

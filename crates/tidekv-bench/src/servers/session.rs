@@ -1,17 +1,11 @@
-//! What every benchmark of servers has for as long as it runs: a client, and an ear for Ctrl-C.
-//!
-//! The first SIGINT, SIGTERM or SIGHUP stops the load; the benchmark then stops its servers and ends. The second ends it at
-//! once, and the guards do the rest.
+//! What every benchmark of servers has for as long as it runs: a client, and an ear for [Ctrl-C](Interrupt).
 
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
-use signal_hook::low_level::emulate_default_handler;
 
+use crate::interrupt::Interrupt;
 use crate::load::{Api, BaseUrl, Cancel, Client, Endpoint};
 
 /// What servers answer with when all is well.
@@ -21,7 +15,7 @@ const OK: u16 = 200;
 #[derive(Clone, Debug)]
 pub struct Session {
     client: Arc<Client>,
-    cancel: Cancel,
+    interrupt: Interrupt,
 }
 
 impl Session {
@@ -30,18 +24,7 @@ impl Session {
     /// # Errors
     /// When there are no threads to be had or signals cannot be caught.
     pub fn begin() -> anyhow::Result<Self> {
-        let session = Self::quiet()?;
-        let cancel = session.cancel.clone();
-        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("signals cannot be caught")?;
-        thread::Builder::new().name("signals".to_owned()).spawn(move || {
-            for signal in signals.forever() {
-                if cancel.is_cancelled() {
-                    let _ = emulate_default_handler(signal);
-                }
-                cancel.cancel();
-            }
-        })?;
-        Ok(session)
+        Self::heeding(Interrupt::catch().context("signals cannot be caught")?)
     }
 
     /// A session that nobody interrupts: for tests.
@@ -49,7 +32,11 @@ impl Session {
     /// # Errors
     /// When there are no threads to be had.
     pub fn quiet() -> anyhow::Result<Self> {
-        Ok(Self { client: Arc::new(Client::new(Client::default_threads())?), cancel: Cancel::new() })
+        Self::heeding(Interrupt::never())
+    }
+
+    fn heeding(interrupt: Interrupt) -> anyhow::Result<Self> {
+        Ok(Self { client: Arc::new(Client::new(Client::default_threads())?), interrupt })
     }
 
     /// What sends requests.
@@ -59,12 +46,26 @@ impl Session {
 
     /// What ends a run early.
     pub fn cancel(&self) -> &Cancel {
-        &self.cancel
+        self.interrupt.cancel()
     }
 
     /// Whether somebody wants this to end.
     pub fn is_interrupted(&self) -> bool {
-        self.cancel.is_cancelled()
+        self.interrupt.is_pressed()
+    }
+
+    /// Ctrl-C itself.
+    pub fn interrupt(&self) -> &Interrupt {
+        &self.interrupt
+    }
+
+    /// What came of a part of a benchmark, or `None` where it was interrupted: what the other parts brought is kept, so how this
+    /// one ended does not matter.
+    ///
+    /// # Errors
+    /// Those of the part, where nobody interrupted it.
+    pub fn unless_interrupted<T>(&self, part: anyhow::Result<T>) -> anyhow::Result<Option<T>> {
+        if self.is_interrupted() { Ok(None) } else { part.map(Some) }
     }
 
     /// The text of a page, if there is one and it says that all is well.
@@ -72,6 +73,15 @@ impl Session {
         let endpoint = Endpoint::new(url.clone(), Api::Completions, "");
         let (status, bytes) = self.client.page(&endpoint, path, within).ok()?;
         (status == OK).then(|| String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// The same page of several servers, asked for at the same moment.
+    pub fn pages(&self, urls: &[BaseUrl], path: &str, within: Duration) -> Vec<Option<String>> {
+        let endpoint = |url: &BaseUrl| Endpoint::new(url.clone(), Api::Completions, "");
+        let endpoints: Vec<Endpoint> = urls.iter().map(endpoint).collect();
+        let text =
+            |(status, bytes): (u16, Vec<u8>)| (status == OK).then(|| String::from_utf8_lossy(&bytes).into_owned());
+        self.client.pages(&endpoints, path, within).into_iter().map(|page| page.ok().and_then(text)).collect()
     }
 
     /// The text that a page answers to `body` with, if it takes it.

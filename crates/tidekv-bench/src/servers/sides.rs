@@ -6,7 +6,8 @@
 //! | `--a-cmd`, `--b-cmd`      | the one line                 | the other                     | one at a time, or both with `--both-up` |
 //! | `--a-url`, `--b-url`      | the one server               | the other                     | both                  |
 //!
-//! Each kvserve has a folder and so a budget of its own: they never take memory from each other.
+//! Each kvserve has a folder and so a budget of its own: they never take memory from each other. On the processor it computes
+//! with all cores but one, which is left to the client.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -90,6 +91,11 @@ impl Arm {
         usize::from(self == Self::B)
     }
 
+    /// The one that this is not.
+    pub fn other(self) -> Self {
+        if self == Self::A { Self::B } else { Self::A }
+    }
+
     /// The order of slices: A B, B A, A B, ... so that neither is always first.
     pub fn order(pair: usize) -> [Self; 2] {
         if pair.is_multiple_of(2) { [Self::A, Self::B] } else { [Self::B, Self::A] }
@@ -137,6 +143,9 @@ impl Sides {
                     let mut kvserve = KvServe::new(lab, model, memory.name(), memory, budget_bytes);
                     kvserve.backend = args.backend;
                     kvserve.variables.clone_from(&variables);
+                    if args.backend == Backend::Cpu {
+                        kvserve.flags.extend(["--threads".into(), computing_threads().to_string().into()]);
+                    }
                     Launch::KvServe(kvserve)
                 };
                 let launches = [kvserve(&labs[0], Memory::Static(None)), kvserve(&labs[1], Memory::Elastic)];
@@ -166,6 +175,13 @@ impl Sides {
     }
 }
 
+/// All cores but one, which is the client's. Where both want the same core, a step takes up to twice as long whenever the
+/// client happens to read, and what is measured is who came first.
+fn computing_threads() -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    cores.saturating_sub(1).max(1)
+}
+
 /// The budget of a server on the processor: what was asked for, or the part of it that the file allows.
 pub fn budget(asked: Bytes, config: Option<&BenchConfig>) -> anyhow::Result<u64> {
     ensure!(asked > Bytes::ZERO, "--kv-budget is 0");
@@ -188,10 +204,26 @@ impl Arms<'_> {
         self.up[arm.index()].is_some()
     }
 
+    /// Whether both are started here, and can be once more.
+    pub fn can_restart(&self) -> bool {
+        !self.sides.launches.iter().any(|launch| matches!(launch, Launch::Url(_)))
+    }
+
+    /// Stops both.
+    pub fn stop(&mut self) {
+        Arm::BOTH.into_iter().for_each(|arm| self.end(arm));
+    }
+
+    fn end(&mut self, arm: Arm) {
+        if let Some((server, _)) = self.up[arm.index()].take() {
+            self.session.client().forget(server.url());
+        }
+    }
+
     /// Where a side's model answers. Starts its server if it is not up.
     pub fn endpoint(&mut self, arm: Arm) -> anyhow::Result<Endpoint> {
         if !self.sides.both_up {
-            self.up[1 - arm.index()] = None;
+            self.end(arm.other());
         }
         if let Some((_, endpoint)) = &self.up[arm.index()] {
             return Ok(endpoint.clone());

@@ -5,7 +5,7 @@ use std::num::NonZero;
 use anyhow::ensure;
 use serde_json::{Map, Value};
 
-use super::drive::drive;
+use super::drive::{Pace, drive_until_interrupted};
 use super::session::Session;
 use crate::load::{Dataset, Endpoint, Item, Stream};
 
@@ -34,16 +34,16 @@ pub struct TextAnswer {
 /// Answers in the order of the questions, and how long all of them took.
 #[derive(Clone, Debug)]
 pub struct TextAnswers {
-    /// One for each question.
+    /// One for each question; where somebody interrupted, for each of the first ones.
     pub answers: Vec<TextAnswer>,
     /// Seconds from the first question to the last answer.
     pub seconds: f64,
 }
 
-/// Asks all questions.
+/// Asks all questions. Whoever interrupts gets the answers up to the first that is missing.
 ///
 /// # Errors
-/// When nobody listens, somebody interrupts, or not a single answer came.
+/// When nobody listens, or not a single answer came.
 pub fn ask(session: &Session, endpoint: Endpoint, items: Vec<Item>, asking: &Asking) -> anyhow::Result<TextAnswers> {
     let count = items.len();
     let mut stream = Stream::new("questions", endpoint, Dataset::Items(items));
@@ -56,9 +56,10 @@ pub fn ask(session: &Session, endpoint: Endpoint, items: Vec<Item>, asking: &Ask
     if !asking.stop.is_empty() {
         stream.sampling.extra_body = Map::from_iter([("stop".to_owned(), Value::from(asking.stop.clone()))]);
     }
-    let driven = drive(session, vec![stream], 0)?;
+    let driven = drive_until_interrupted(session, vec![stream], 0, Pace::WATCHED)?;
     let unanswered = || TextAnswer { text: Err("it was never sent".to_owned()), tokens: 0 };
     let mut answers = vec![unanswered(); count];
+    let mut has_ended = vec![false; count];
     let (mut first, mut last) = (u64::MAX, 0);
     for record in &driven.records {
         first = first.min(record.sent_ns);
@@ -68,11 +69,15 @@ pub fn ask(session: &Session, endpoint: Endpoint, items: Vec<Item>, asking: &Ask
             Some(failure) => Err(failure.to_string()),
         };
         answers[record.index] = TextAnswer { text, tokens: record.output_tokens() };
+        has_ended[record.index] = !record.is_cancelled();
+    }
+    if session.is_interrupted() {
+        answers.truncate(has_ended.iter().take_while(|has_ended| **has_ended).count());
     }
     let failure = answers.iter().find_map(|answer| answer.text.as_ref().err());
     let all_failed = answers.iter().all(|answer| answer.text.is_err());
     ensure!(
-        count == 0 || !all_failed,
+        answers.is_empty() || !all_failed,
         "not one of {count} questions was answered: {}",
         failure.map_or("", String::as_str)
     );

@@ -127,20 +127,6 @@ impl Bootstrap {
         if all_finite { self.two_sides(a, b, |a, b| b - a) } else { None }
     }
 
-    /// B over A where the runs belong together two by two, `(a, b)` each: the pairs are drawn, so whatever moved both
-    /// of a pair (the hour, the machine) does not count. `None` as with [`ratio`](Self::ratio).
-    pub fn paired_ratio(&self, pairs: &[(f64, f64)]) -> Option<Estimate> {
-        let is_positive = |value: f64| value.is_finite() && value > 0.0;
-        if pairs.is_empty() || !pairs.iter().all(|&(a, b)| is_positive(a) && is_positive(b)) {
-            return None;
-        }
-        let ratios: Vec<f64> = pairs.iter().map(|(a, b)| b / a).collect();
-        let mut draw = Draw::of(&ratios);
-        let mut random = Random::new();
-        let drawn = (0..self.draws).map(|_| (self.statistic)(draw.again(&mut random))).collect();
-        self.estimate((self.statistic)(draw.as_is()), drawn)
-    }
-
     fn two_sides(&self, a: &[f64], b: &[f64], answer: impl Fn(f64, f64) -> f64) -> Option<Estimate> {
         if a.is_empty() || b.is_empty() {
             return None;
@@ -231,21 +217,7 @@ mod tests {
         assert_eq!(bootstrap.ratio(&[0.0, 1.0], &[1.0]), None);
         assert_eq!(bootstrap.ratio(&[1.0], &[f64::NAN]), None);
         assert_eq!(bootstrap.difference(&[1.0], &[f64::INFINITY]), None);
-        assert_eq!(bootstrap.paired_ratio(&[]), None);
-        assert_eq!(bootstrap.paired_ratio(&[(1.0, -1.0)]), None);
         assert_eq!(bootstrap.difference(&[f64::MAX], &[-f64::MAX]), None, "an overflow is no number");
-    }
-
-    #[test]
-    fn pairs_cancel_what_moved_both() {
-        // The machine slows down by the hour; B takes 2 % longer than A at every hour.
-        let hours = [100.0, 110.0, 125.0, 140.0, 160.0, 190.0, 230.0, 280.0];
-        let pairs: Vec<(f64, f64)> = hours.iter().map(|&hour| (hour, hour * 1.02)).collect();
-        let (a, b): (Vec<f64>, Vec<f64>) = pairs.iter().copied().unzip();
-        let paired = Bootstrap::default().paired_ratio(&pairs).unwrap();
-        assert!(paired.is_within(1.0199, 1.0201), "{paired:?}");
-        let apart = Bootstrap::default().ratio(&a, &b).unwrap();
-        assert!(apart.low < 0.8 && apart.high > 1.2, "{apart:?}");
     }
 
     #[test]

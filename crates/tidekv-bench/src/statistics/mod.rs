@@ -3,8 +3,8 @@
 //! ```text
 //!   question                                               answer
 //!   by how much does B differ from A, several runs each    Bootstrap::ratio, Bootstrap::difference
-//!   the same where each run of B has its run of A          Bootstrap::paired_ratio
-//!   could chance alone have put the two sides so           mann_whitney; for pairs sign_test
+//!   the same where each run of B has its run of A          paired_ratio
+//!   could chance alone have put the two sides so           mann_whitney; for pairs signed_rank
 //!   are there runs enough to answer at all                 enough_runs, enough_pairs
 //!   how noisy are the runs, what could they have shown     coefficient_of_variation, detectable_change, runs_for
 //!   k of n answers were right                              wilson
@@ -19,19 +19,22 @@
 //! machine hiccuped moves it little. The percentile bootstrap of a median keeps its promise from about five runs on;
 //! with fewer it is too narrow. So a difference counts only when a rank test agrees, whose level is exact for any
 //! number of runs, and with so few runs that no rank test could ever agree nothing is concluded:
-//! see [`enough_runs`]. The simulations in `tests.rs` hold both kinds of error.
+//! see [`enough_runs`]. Pairs need no such help: their interval comes from counting ([`hodges_lehmann`]) and is exact
+//! itself. The simulations in `tests.rs` hold both kinds of error.
 
 mod bootstrap;
 mod normal;
 mod power;
 mod proportion;
 mod rank;
+mod signed_rank;
 mod spread;
 
 pub use bootstrap::{Bootstrap, Confidence, ConfidenceError, Estimate, Statistic};
 pub use power::{detectable_change, runs_for};
 pub use proportion::{Mcnemar, Proportion, mcnemar, sign_test, wilson};
 pub use rank::{enough_pairs, enough_runs, mann_whitney};
+pub use signed_rank::{hodges_lehmann, paired_ratio, signed_rank};
 pub use spread::{coefficient_of_variation, mean, median, quantile};
 
 #[cfg(test)]

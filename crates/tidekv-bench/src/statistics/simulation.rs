@@ -17,11 +17,12 @@ impl Machine {
     }
 
     /// Between 0 and 1, and neither.
-    fn uniform(&mut self) -> f64 {
+    pub(crate) fn uniform(&mut self) -> f64 {
         (to_f64(self.0.next_word() >> 11) + 0.5) / to_f64(1 << 53)
     }
 
-    fn normal(&mut self) -> f64 {
+    /// Around 0, with a deviation of 1.
+    pub(crate) fn normal(&mut self) -> f64 {
         (-2.0 * self.uniform().ln()).sqrt() * (std::f64::consts::TAU * self.uniform()).cos()
     }
 

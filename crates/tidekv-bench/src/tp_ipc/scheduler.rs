@@ -54,9 +54,8 @@ impl Orders {
     pub(super) fn sizes(&self) -> anyhow::Result<Sizes> {
         let (mut order, mut answer) = (Vec::new(), Vec::new());
         encode_order(&mut order, 1, Heading::default(), &self.map, Channel::Socket)?;
-        let Balance { owed_pages, grantable_pages } = Balance::default();
-        let verdict = Verdict::Done;
-        let done = Answer { sequence: 1, epoch: 1, instance: 1, owed_pages, grantable_pages, verdict };
+        let (balance, verdict) = (Balance::default(), Verdict::Done);
+        let done = Answer { sequence: 1, epoch: 1, instance: 1, balance, verdict };
         encode_answer(&mut answer, &done)?;
         Ok(Sizes { order: order.len(), answer: answer.len() })
     }
@@ -104,7 +103,7 @@ impl<'a> Scheduler<'a> {
     pub(super) fn broadcast(&mut self, kind: Kind) -> anyhow::Result<()> {
         let settled = self.orders.epoch;
         self.orders.epoch += 1;
-        let heading = Heading { epoch: self.orders.epoch, settled, group: GROUP, spare_pages: 0 };
+        let heading = Heading { epoch: self.orders.epoch, settled, group: GROUP, ..Heading::default() };
         let deed = match kind {
             Kind::Map => &self.orders.map,
             Kind::Unmap => &self.orders.unmap,

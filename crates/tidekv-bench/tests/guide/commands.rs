@@ -16,8 +16,8 @@ use tidekv_bench::load::mock::{Mock, MockRequest, Script, Timing};
 const PAGE: &str = include_str!("../../../../docs/benchmarking.md");
 
 /// What makes a subcommand short. A flag that a command has already gets this value instead of its own.
-const SHORT: [(&str, &[&str]); 9] = [
-    ("overhead", &["--rates", "32", "--saturated", "2", "--pairs", "1", "--seconds", "0.5", "--warmup-requests", "2"]),
+const SHORT: [(&str, &[&str]); 11] = [
+    ("overhead", &["--rates", "32", "--saturated", "2", "--rounds", "1", "--seconds", "0.5", "--warmup-requests", "2"]),
     (
         "latency-benefit",
         &[
@@ -37,6 +37,24 @@ const SHORT: [(&str, &[&str]); 9] = [
     ("gsm8k", &["--num-questions", "4"]),
     ("accuracy", &["--num-prompts", "4", "--output-len", "8"]),
     ("serve", &["--num-prompts", "4", "--request-rate", "50", "--warmup-requests", "1"]),
+    ("decode", &["--model", "synthetic:tiny", "--context", "16", "--steps", "8"]),
+    (
+        "interference",
+        &[
+            "--streams",
+            "2",
+            "--output-len",
+            "8",
+            "--pairs",
+            "1",
+            "--page-size",
+            "2M",
+            "--pages",
+            "2",
+            "--kv-budget",
+            "64M",
+        ],
+    ),
     ("links", &[]),
     ("compare", &[]),
     ("report", &[]),
@@ -66,6 +84,10 @@ fn words(line: &str) -> Vec<String> {
 }
 
 fn with_short_flags(mut command: Vec<String>, flags: &[&str]) -> Vec<String> {
+    // A time for everything, instead of one for each rate as in `SHORT`.
+    if let Some(at) = command.iter().position(|word| word == "--minutes") {
+        command.drain(at..at + 2);
+    }
     for pair in flags.chunks(2) {
         match command.iter().position(|word| word == pair[0]) {
             Some(at) => command[at + 1] = pair[1].to_owned(),
@@ -107,8 +129,10 @@ fn furnish(dir: &Path, ports: [u16; 2]) {
     }
 }
 
-fn needs_an_engine(command: &[String]) -> bool {
-    command.iter().any(|word| word.contains("vllm serve") || word.contains("sglang"))
+/// An engine or a GPU.
+fn needs_more(command: &[String]) -> bool {
+    let is_more = |word: &String| word.contains("vllm serve") || word.contains("sglang") || word == "cuda";
+    command[1] == "attention" || command.iter().any(is_more)
 }
 
 #[test]
@@ -134,7 +158,7 @@ fn every_command_runs() {
     furnish(dir.path(), servers.each_ref().map(|server| server.address().port()));
     let short: BTreeMap<&str, &[&str]> = SHORT.into_iter().collect();
     let mut seen = Vec::new();
-    for command in commands().into_iter().filter(|command| command[0] == "kvbench" && !needs_an_engine(command)) {
+    for command in commands().into_iter().filter(|command| command[0] == "kvbench" && !needs_more(command)) {
         let flags =
             short.get(command[1].as_str()).unwrap_or_else(|| panic!("{}: say in SHORT how it is short", command[1]));
         let mut command = with_short_flags(command, flags);

@@ -90,8 +90,11 @@ fn the_file_of_the_guide_runs_with_only_its_paths_changed() {
 fn a_file_that_is_wrong_is_refused_with_its_line_and_its_key() {
     let (_dir, path) = file(&GUIDE.replace("output_len", "outputlen"));
     let path = path.to_str().unwrap();
+    let (_other_dir, misspelt) = file(&GUIDE.replace("gpu_utilization", "gpu_utilisation"));
+    let misspelt = misspelt.to_str().unwrap();
     for subcommand in ["overhead", "latency-benefit", "multi-model"] {
         KvBench::new(subcommand).args(&["--config", path]).refused("outputlen");
+        KvBench::new(subcommand).args(&["--config", misspelt]).refused("did you mean KVCACHED_GPU_UTILIZATION?");
         KvBench::new(subcommand).args(&["--config", "/nonexistent.yaml"]).refused("/nonexistent.yaml");
     }
 }

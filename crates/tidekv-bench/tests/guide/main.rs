@@ -10,4 +10,5 @@ mod compare;
 mod config;
 mod gsm8k;
 mod links;
+mod overhead;
 mod stopping;

@@ -33,14 +33,36 @@ fn a_killed_benchmark_takes_its_servers_with_it() {
 }
 
 #[test]
-fn an_interrupted_benchmark_stops_its_servers_and_removes_its_folders() {
-    let mut run = Running::start(KvBench::new("overhead").args(&LONG));
+fn an_interrupted_benchmark_stops_its_servers_removes_its_folders_and_keeps_what_it_has() {
+    let kept = tempfile::tempdir().unwrap();
+    let file = kept.path().join("partial.json");
+    let mut run = Running::start(KvBench::new("overhead").args(&LONG).args(&["--output", file.to_str().unwrap()]));
     let processes = below(&run);
     run.interrupt();
-    let said = run.fails();
-    assert!(said.contains("interrupted"), "{said}");
+    assert_eq!(run.code(), Some(130));
     processes.into_iter().for_each(wait_for_end);
     assert_eq!(files_in(run.dir()), 0);
+    let result: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    assert_eq!(
+        (&result["partial"], &result["summary"]["verdict"]),
+        (&true.into(), &"interrupted: nothing is concluded".into())
+    );
+}
+
+#[test]
+fn every_benchmark_of_servers_ends_with_130_when_it_is_interrupted() {
+    for (subcommand, args) in [
+        ("latency-benefit", &["--calibration", "600"][..]),
+        ("multi-model", &["--rate", "0.01"]),
+        ("accuracy", &["--num-prompts", "100000", "--parallel", "1"]),
+    ] {
+        let mut run = Running::start(KvBench::new(subcommand).args(args));
+        let guards = run.wait_for_children(1);
+        run.interrupt();
+        assert_eq!(run.code(), Some(130), "{subcommand}");
+        guards.into_iter().for_each(wait_for_end);
+        assert_eq!(files_in(run.dir()), 0, "{subcommand}");
+    }
 }
 
 #[test]

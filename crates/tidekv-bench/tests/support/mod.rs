@@ -40,6 +40,12 @@ impl KvBench {
         self
     }
 
+    /// The same on a machine whose GPUs, if there are any, are not for it.
+    pub(crate) fn without_gpus(mut self) -> Self {
+        self.0.env("CUDA_VISIBLE_DEVICES", "");
+        self
+    }
+
     pub(crate) fn output(mut self) -> Output {
         self.0.output().unwrap()
     }
@@ -105,8 +111,13 @@ impl Running {
 
     /// Waits for a run that fails, and answers what it says about that.
     pub(crate) fn fails(&mut self) -> String {
-        assert_eq!(end_of(&mut self.child).code(), Some(2));
+        assert_eq!(self.code(), Some(2));
         std::io::read_to_string(self.child.stderr.take().unwrap()).unwrap()
+    }
+
+    /// Waits for its end, and answers how it ended.
+    pub(crate) fn code(&mut self) -> Option<i32> {
+        end_of(&mut self.child).code()
     }
 
     /// The folder of whatever it leaves.

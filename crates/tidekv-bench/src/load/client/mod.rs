@@ -193,6 +193,25 @@ impl Client {
         self.ask(Method::GET, endpoint, path, Bytes::new(), within)
     }
 
+    /// Asks several servers for a page at the same moment. Answers are in the order of the servers.
+    pub fn pages(
+        &self,
+        endpoints: &[Endpoint],
+        path: &str,
+        within: Duration,
+    ) -> Vec<Result<(u16, Vec<u8>), PageError>> {
+        let asked: Vec<_> = endpoints
+            .iter()
+            .map(|endpoint| {
+                let (server, endpoint, path) = (self.server(&endpoint.base_url), endpoint.clone(), path.to_owned());
+                self.runtime
+                    .spawn(async move { ask(&server, Method::GET, &endpoint, &path, Bytes::new(), within).await })
+            })
+            .collect();
+        let why = "asking for a page neither panics nor is given up";
+        asked.into_iter().map(|task| self.runtime.block_on(task).expect(why)).collect()
+    }
+
     /// Posts to a page: its status and its bytes.
     pub fn post(
         &self,
@@ -213,15 +232,12 @@ impl Client {
         within: Duration,
     ) -> Result<(u16, Vec<u8>), PageError> {
         let server = self.server(&endpoint.base_url);
-        let target = endpoint.base_url.target(path);
-        let url = format!("http://{}{target}", endpoint.base_url.authority());
-        let page = server.page(method, &target, &endpoint.headers, body);
-        let answer = self.runtime.block_on(async { tokio::time::timeout(within, page).await });
-        match answer {
-            Ok(Ok(page)) => Ok(page),
-            Ok(Err(source)) => Err(PageError::Unreachable { url, source }),
-            Err(_) => Err(PageError::Late { url, within }),
-        }
+        self.runtime.block_on(ask(&server, method, endpoint, path, body, within))
+    }
+
+    /// Closes the connections to a server that is gone, or is about to go.
+    pub fn forget(&self, url: &BaseUrl) {
+        self.servers.lock().unwrap_or_else(PoisonError::into_inner).retain(|server| server.url() != url);
     }
 
     fn server(&self, url: &BaseUrl) -> Server {
@@ -290,6 +306,23 @@ impl Client {
             drop(bodies);
             handed_over
         })
+    }
+}
+
+async fn ask(
+    server: &Server,
+    method: Method,
+    endpoint: &Endpoint,
+    path: &str,
+    body: Bytes,
+    within: Duration,
+) -> Result<(u16, Vec<u8>), PageError> {
+    let target = endpoint.base_url.target(path);
+    let url = format!("http://{}{target}", endpoint.base_url.authority());
+    match tokio::time::timeout(within, server.page(method, &target, &endpoint.headers, body)).await {
+        Ok(Ok(page)) => Ok(page),
+        Ok(Err(source)) => Err(PageError::Unreachable { url, source }),
+        Err(_) => Err(PageError::Late { url, within }),
     }
 }
 

@@ -1,0 +1,41 @@
+//! `kvbench overhead` as people run it: how much it measures, and what it says about that.
+
+use serde_json::Value;
+
+use crate::support::KvBench;
+
+fn measured(args: &[&str]) -> Value {
+    let output = KvBench::new("overhead").args(args).args(&["--warmup-requests", "2", "--json"]).output();
+    // 1 is an answer: underpowered, so short.
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn rounds_and_seconds_say_how_much_is_measured() {
+    let result = measured(&["--rates", "16", "--saturated", "2", "--rounds", "3", "--seconds", "3"]);
+    let (summary, rates) = (&result["summary"], &result["summary"]["rates"]);
+    assert_eq!([&rates[0]["rounds"], &rates[1]["rounds"]], [3, 3]);
+    assert!(rates[0]["pairs"].as_u64().unwrap() >= 3, "{rates}");
+    for figure in ["throughput", "ttft_p50", "itl_p50", "e2e_p50"] {
+        let interval = &rates[0]["ci"][figure];
+        let (low, ratio, high) = (&interval[0], &rates[0][format!("{figure}_ratio")], &interval[1]);
+        assert!(low.as_f64() <= ratio.as_f64() && ratio.as_f64() <= high.as_f64(), "{figure}: {rates}");
+    }
+    // Memory is looked at in one pair of every round, and half a gigabyte is held from the start.
+    assert!(rates[0]["static"]["kv_held_mean_bytes"].as_f64().unwrap() > 5e8, "{rates}");
+    assert!(summary["starts"].as_f64().unwrap() >= 2.0 && summary["elapsed_s"].as_f64().unwrap() > 0.0, "{summary}");
+    assert_eq!(summary["verdict"], "underpowered: too noisy to tell", "three rounds show nothing");
+    assert_eq!(result["sweep"].as_array().unwrap().len(), 2 * 2 * 3, "a row for each point, side and round");
+}
+
+#[test]
+fn minutes_are_for_everything_and_no_round_is_begun_that_they_have_no_room_for() {
+    let result = measured(&["--rates", "32", "--saturated", "0", "--minutes", "0.1"]);
+    let rounds = result["summary"]["rates"][0]["rounds"].as_u64().unwrap();
+    assert!((1..=12).contains(&rounds), "{rounds}");
+    assert_eq!((&result["args"]["minutes"], &result["args"]["seconds"]), (&0.1.into(), &Value::Null));
+    KvBench::new("overhead").args(&["--minutes", "1", "--seconds", "5"]).refused("--seconds");
+    KvBench::new("overhead").args(&["--minutes", "0"]).refused("--minutes");
+    KvBench::new("overhead").args(&["--pairs", "0"]).refused("--rounds");
+}
