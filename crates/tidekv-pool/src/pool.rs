@@ -139,8 +139,9 @@ impl KvPool {
 
     /// Says that `count` blocks will be allocated soon, so that neighbours give back what is missing of them *before* an
     /// allocation finds too little: idle pages, and what their engines only keep ([`set_evictable`](Self::set_evictable)).
-    /// No running request is stopped for it: that takes an allocation. Nothing is allocated and nothing is promised. The word holds for a quarter of a second; say it again for as long as it is true. What the
-    /// pool's own limit forbids is not asked for.
+    /// No running request is stopped for it: that takes an allocation. Nothing is allocated and nothing is promised. The word
+    /// holds for a quarter of a second; say it again for as long as it is true. What the pool's own limit forbids is not asked
+    /// for.
     ///
     /// Costs an update of the ledger where something is missing, so say it now and then and not for every block.
     ///
