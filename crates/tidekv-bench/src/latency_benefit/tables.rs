@@ -27,7 +27,7 @@ impl Report {
         }
         let ledger = &self.ledger;
         text += &format!(
-            "\nStatic over elastic, the median of {} repeats, from the intended time on.\n\
+            "\nStatic over elastic, the middle of {} repeats, from the intended time on.\n\
              The elastic models' ledger had at most {} of {} MiB reserved in {} looks; {} were over budget.\n",
             self.repeats,
             mib(ledger.peak_reserved_bytes),
