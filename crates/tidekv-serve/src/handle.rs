@@ -329,6 +329,10 @@ pub struct EngineStats {
     pub idle_bytes: Bytes,
     /// The limit in force.
     pub limit_bytes: Bytes,
+    /// Memory of one page, the least that is mapped.
+    pub page_bytes: Bytes,
+    /// Tokens that fit into it.
+    pub page_tokens: u64,
     /// Counter: steps computed.
     pub steps: u64,
     /// Counter: prompt tokens of accepted requests.

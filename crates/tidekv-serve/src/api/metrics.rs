@@ -169,6 +169,8 @@ impl Page {
             ("prealloc_bytes", "Memory of pages that are mapped and idle.", stats.idle_bytes.0),
             ("mapped_bytes", "Memory held.", mapped),
             ("limit_bytes", "The limit in force.", stats.limit_bytes.0),
+            ("page_bytes", "Memory of one page, the least that is mapped.", stats.page_bytes.0),
+            ("page_tokens", "Tokens that fit into one page.", stats.page_tokens),
         ] {
             self.gauge(&format!("kvcached_kv_cache_pool_{name}"), help, value);
         }

@@ -200,6 +200,8 @@ impl Engine for Front {
             used_bytes: pool.used_bytes,
             idle_bytes: pool.prealloc_bytes,
             limit_bytes: pool.limit_bytes,
+            page_bytes: pool.page_bytes,
+            page_tokens: u64::from(pool.block_tokens) * u64::from(pool.blocks_per_page),
             steps: counters.steps.load(Relaxed),
             prompt_tokens: counters.prompt_tokens.load(Relaxed),
             generated_tokens: counters.generated_tokens.load(Relaxed),

@@ -209,6 +209,8 @@ impl Engine for Echo {
             used_bytes: Bytes(4096),
             idle_bytes: Bytes(8192),
             limit_bytes: Bytes(1 << 20),
+            page_bytes: Bytes(4096),
+            page_tokens: 32,
             steps: 0,
             prompt_tokens: 0,
             generated_tokens: self.made.load(Ordering::SeqCst),
