@@ -1,6 +1,6 @@
 //! What this machine can do: requests a second when memory is no bound, and the memory in use at a share of that.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
@@ -13,7 +13,7 @@ use crate::load::{Api, Arrivals, Endpoint};
 use crate::progress::Progress;
 use crate::servers::drive::{Answers, Driven, drive, stream};
 use crate::servers::kvserve::{Backend, KvServe, Memory};
-use crate::servers::memory::KvUse;
+use crate::servers::memory::{KvPage, KvUse};
 use crate::servers::session::Session;
 use crate::servers::{Launch, Server};
 use crate::stats::to_f64;
@@ -26,11 +26,12 @@ const BUSY: usize = 48;
 /// A part of the budget is a whole number of these: little beside what a request needs, or peaks would need less of the
 /// budget than they should.
 const ROUND_BYTES: u64 = 128 << 10;
+const PAGE_TIMEOUT: Duration = Duration::from_secs(5);
 const SEED: u64 = u64::MAX - 2;
 /// On the processor pages of synthetic models are small enough for budgets of a few MiB.
 const CHUNK: &str = "16K";
 /// How long kvserve may take to start; a folder of weights takes a while.
-pub(super) const START_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(600);
+pub(super) const START_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// See the [module](self).
 #[derive(Clone, Debug)]
@@ -99,12 +100,14 @@ pub(super) fn calibrate(plan: &Plan, session: &Session, progress: &Progress) -> 
     // Nothing was in use whenever somebody looked: a load so small fits into the smallest budget.
     let in_use_bytes = height(&driven.memory.of(0)).unwrap_or(0.0);
     let answer_s = Answers::of(&driven, 0).e2e.percentiles().map_or(0.0, |e2e| e2e.avg / 1e9);
-    let budget_bytes = match plan.kv_budget_bytes {
-        Some(bytes) => bytes,
-        None => budget(in_use_bytes / scenario.peak_need, scenario.models),
-    };
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of a u64, not negative")]
-    let budget_bytes = (to_f64(budget_bytes) * plan.utilization) as u64;
+    let budget_bytes = match plan.kv_budget_bytes {
+        Some(bytes) => (to_f64(bytes) * plan.utilization) as u64,
+        None => {
+            let needed_bytes = in_use_bytes / scenario.peak_need * plan.utilization;
+            budget(needed_bytes, least_share(plan, session, &server), plan.models.len())
+        }
+    };
     Ok(Calibration { capacity_per_s, in_use_bytes, budget_bytes, start_s, answer_s })
 }
 
@@ -120,16 +123,25 @@ fn height(looks: &[KvUse]) -> Option<f64> {
     crate::statistics::quantile(&built_up, 0.9).filter(|&bytes| bytes > 0.0)
 }
 
-/// A budget of at least `bytes` that divides evenly.
-fn budget(bytes: f64, models: usize) -> u64 {
-    let unit = ROUND_BYTES * u64::try_from(models).unwrap_or(1);
+/// What a model must have to serve anybody: a request of the longest scenario, in whole pages.
+fn least_share(plan: &Plan, session: &Session, server: &Server) -> f64 {
+    let tokens = plan.scenarios.iter().map(|scenario| scenario.input_len.saturating_add(scenario.output_len)).max();
+    let page = session.pages(std::slice::from_ref(server.url()), "/metrics", PAGE_TIMEOUT).pop().flatten();
+    let page = page.as_deref().and_then(KvPage::of_metrics);
+    page.zip(tokens).map_or(0.0, |(page, tokens)| page.bytes_of(tokens))
+}
+
+/// A budget of at least `bytes` whose even parts are at least `least_share`.
+fn budget(bytes: f64, least_share: f64, models: usize) -> u64 {
+    let models = u64::try_from(models).unwrap_or(1).max(1);
+    let share = (bytes / to_f64(models)).max(least_share);
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "bytes in use: not negative, far below 2^53"
     )]
-    let units = (bytes / to_f64(unit)).ceil() as u64;
-    unit * units.max(1)
+    let units = (share / to_f64(ROUND_BYTES)).ceil() as u64;
+    models * ROUND_BYTES * units.max(1)
 }
 
 #[cfg(test)]
@@ -138,8 +150,16 @@ mod tests {
 
     #[test]
     fn a_budget_is_enough_and_divides() {
-        assert_eq!(budget(1000.0 * 1024.0, 3), (3 * 384) << 10);
-        assert_eq!(budget(1.0, 3), (3 * 128) << 10);
+        assert_eq!(budget(1000.0 * 1024.0, 0.0, 3), (3 * 384) << 10);
+        assert_eq!(budget(1.0, 0.0, 3), (3 * 128) << 10);
+    }
+
+    /// A look at the right moment saw next to nothing in use, and the models could not even start.
+    #[test]
+    fn a_load_too_small_to_be_seen_has_room_for_a_request_of_each_model() {
+        let page_bytes = 160.0 * 1024.0;
+        assert_eq!(budget(0.0, page_bytes, 3), (3 * 256) << 10);
+        assert_eq!(budget(2e6, page_bytes, 2), budget(2e6, 0.0, 2));
     }
 
     #[test]

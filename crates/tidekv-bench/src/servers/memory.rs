@@ -41,6 +41,26 @@ impl KvUse {
     }
 }
 
+/// The least that a server maps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KvPage {
+    bytes: f64,
+    tokens: f64,
+}
+
+impl KvPage {
+    /// What a page of metrics says, if it says anything about a pool.
+    pub fn of_metrics(page: &str) -> Option<Self> {
+        let pool = |name: &str| value_of(page, &format!("kvcached_kv_cache_pool_{name}")).filter(|&value| value > 0.0);
+        Some(Self { bytes: pool("page_bytes")?, tokens: pool("page_tokens")? })
+    }
+
+    /// What a request of so many tokens needs.
+    pub fn bytes_of(&self, tokens: u32) -> f64 {
+        (f64::from(tokens) / self.tokens).ceil() * self.bytes
+    }
+}
+
 /// The value of a gauge, whatever its labels are.
 fn value_of(page: &str, name: &str) -> Option<f64> {
     let line = page.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])))?;
@@ -154,6 +174,18 @@ mod tests {
         assert_eq!(KvUse::of_metrics(page), Some(KvUse { used: 2000.0, held: 4096.0 }));
         assert_eq!(KvUse::of_metrics("vllm:num_requests_running 3\n"), None);
         assert_eq!(value_of("a_b 1\na 2\n", "a"), Some(2.0));
+    }
+
+    #[test]
+    fn a_request_takes_whole_pages() {
+        let page = "kvcached_kv_cache_pool_page_bytes 4096\nkvcached_kv_cache_pool_page_tokens 32\n";
+        let page = KvPage::of_metrics(page).unwrap();
+        assert_eq!([1, 32, 33, 96].map(|tokens| page.bytes_of(tokens)), [4096.0, 4096.0, 8192.0, 12288.0]);
+        assert_eq!(KvPage::of_metrics("kvcached_kv_cache_pool_page_bytes 4096\n"), None);
+        assert_eq!(
+            KvPage::of_metrics("kvcached_kv_cache_pool_page_bytes 0\nkvcached_kv_cache_pool_page_tokens 0\n"),
+            None
+        );
     }
 
     #[test]
