@@ -33,7 +33,8 @@ use serde::Serialize;
 
 use super::direction::Direction;
 use crate::statistics::{
-    Bootstrap, Confidence, Estimate, enough_pairs, enough_runs, mann_whitney, median, paired_ratio, signed_rank,
+    Bootstrap, Confidence, Estimate, enough_pairs, enough_runs, grouped_median, grouped_test, mann_whitney, median,
+    paired_ratio, signed_rank,
 };
 
 /// What the second value is, measured by the first.
@@ -169,6 +170,20 @@ pub fn judge_pairs(direction: Direction, pairs: &[(f64, f64)], tolerance: Tolera
     let risk = confidence.risk();
     let evidence = Evidence { enough: enough_pairs(pairs.len(), risk), p_value: signed_rank(&changes), risk };
     evidence.conclude(direction, (&a, &b), (Some(ratio), None), tolerance)
+}
+
+/// Judges requests in runs: each is the logarithm of its time with B over its time with A.
+pub fn judge_groups(
+    direction: Direction,
+    groups: &[Vec<f64>],
+    tolerance: Tolerance,
+    confidence: Confidence,
+) -> Option<Judged> {
+    let changes = grouped_median(groups, confidence)?;
+    let ratio = Estimate { value: changes.value.exp(), low: changes.low.exp(), high: changes.high.exp() };
+    let risk = confidence.risk();
+    let evidence = Evidence { enough: enough_pairs(groups.len(), risk), p_value: grouped_test(groups), risk };
+    Some(evidence.conclude(direction, (&[], &[]), (Some(ratio), None), tolerance))
 }
 
 /// What chance has to do with it.

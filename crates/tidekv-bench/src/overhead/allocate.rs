@@ -77,8 +77,8 @@ fn wanted(cells: &[Known]) -> Vec<f64> {
 mod tests {
     use super::*;
     use crate::compare::direction::Direction;
-    use crate::compare::judge::{Judged, Tolerance, Verdict, judge_pairs};
-    use crate::statistics::hodges_lehmann;
+    use crate::compare::judge::{Judged, Tolerance, Verdict, judge_groups};
+    use crate::statistics::grouped_median;
     use crate::statistics::simulation::Machine;
 
     fn known(rounds: usize, half_width: Option<f64>, spent_s: f64) -> Known {
@@ -104,16 +104,13 @@ mod tests {
     fn run(machine: &mut Machine, truth: f64, noise: [f64; 2]) -> [Judged; 2] {
         const ROUNDS: usize = 10;
         const ROUND_S: f64 = 14.0;
-        let mut rounds: [Vec<(f64, f64)>; 2] = Default::default();
+        let mut rounds: [Vec<Vec<f64>>; 2] = Default::default();
         let mut spent_s = [0.0; 2];
-        let judge =
-            |rounds: &[(f64, f64)]| judge_pairs(Direction::Lower, rounds, Tolerance::OF_RUNS, Confidence::USUAL);
         for _ in 0..ROUNDS {
             let known = [0, 1].map(|cell| {
-                let changes: Vec<f64> = rounds[cell].iter().map(|(_, ratio)| ratio.ln()).collect();
-                let interval = hodges_lehmann(&changes, Confidence::USUAL);
+                let interval = grouped_median(&rounds[cell], Confidence::USUAL);
                 let half_width = interval.map(|ends| (ends.high - ends.low) / 2.0 / Tolerance::OF_RUNS.share());
-                known(changes.len(), half_width, spent_s[cell])
+                known(rounds[cell].len(), half_width, spent_s[cell])
             });
             let pairs = pairs(&known, ROUND_S);
             if pairs == [0, 0] {
@@ -122,14 +119,15 @@ mod tests {
             for cell in [0, 1].into_iter().filter(|&cell| pairs[cell] > 0) {
                 // What a start of the servers brings for all pairs of a round, and what each of them has.
                 let start = 0.002 * machine.normal();
-                let changes: Vec<f64> = (0..pairs[cell])
-                    .map(|_| truth + start + noise[cell] * (machine.uniform().ln() - machine.uniform().ln()))
-                    .collect();
-                rounds[cell].push((1.0, crate::statistics::median(&changes).unwrap().exp()));
+                let change = |_| truth + start + noise[cell] * (machine.uniform().ln() - machine.uniform().ln());
+                rounds[cell].push((0..pairs[cell]).map(change).collect());
                 spent_s[cell] += to_f64(pairs[cell] as u64);
             }
         }
-        rounds.map(|rounds| judge(&rounds))
+        let judge = |rounds: Vec<Vec<f64>>| {
+            judge_groups(Direction::Lower, &rounds, Tolerance::OF_RUNS, Confidence::USUAL).expect("there are rounds")
+        };
+        rounds.map(judge)
     }
 
     #[test]

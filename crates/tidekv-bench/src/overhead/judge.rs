@@ -1,16 +1,20 @@
 //! From rounds of slices to ratios with intervals and one verdict. Pure.
 //!
 //! ```text
-//!   round 1   A B B A A B   median of all of B's slices / median of all of A's    1.004 ┐
-//!   round 2   B A A B B A                                                        0.997 ├── middle and interval
-//!   ...                                                                            ... ┘
+//!   round 1   A     3.1  3.0  7.9 ms    the same requests, sent at the same moments of their slices
+//!             B     3.1  3.1  8.0
+//!             B/A  1.00 1.03 1.01 ┐
+//!   round 2        0.99 1.00 1.02 ├──   median of all requests; interval of the rounds
+//!   ...                       ... ┘
 //! ```
 //!
-//! Slices of a round take turns, so whatever the machine does meets both sides of it alike, and their requests are put together
-//! before a median is taken: the median of forty requests is far sharper than the mean of ten medians of four.
+//! A request that comes while another is served takes twice as long as one that comes alone, with A as with B, and chance says
+//! how many of each there are. The median of all times lies somewhere between the two and says little; how long *this*
+//! request took with B, as a part of how long it took with A, says all. So each is compared with itself.
 //!
-//! The unit of the interval is the round. Pairs of one round share two processes, with their addresses, their pages and their
-//! places on the cores, and a few seconds of the machine; what is common to them must not count as often as there are pairs.
+//! The unit of the interval is the round. Requests of one round share two processes, with their addresses, their pages and their
+//! places on the cores, and a few seconds of the machine; what is common to them must not count as often as there are requests
+//! ([`grouped_median`]).
 //!
 //! There are some thirty intervals, and one in twenty leaves out what is true. So an overhead is *called* only where it holds for
 //! all of them together (Holm: the smallest probability times their number, the next times one less, ...); one that would not
@@ -22,28 +26,71 @@ use super::measure::{Block, Measured, Pair};
 use super::plan::{Cell, Plan};
 use super::report::together;
 use crate::compare::direction::Direction;
-use crate::compare::judge::{Judged, Tolerance, Verdict, judge_pairs};
+use crate::compare::judge::{Judged, Tolerance, Verdict, judge_groups, judge_pairs};
 use crate::servers::drive::Answers;
-use crate::statistics::{Confidence, hodges_lehmann};
+use crate::statistics::{Confidence, Estimate, grouped_median, hodges_lehmann};
 use crate::stats::{Samples, to_f64};
 
-/// A figure of a slice, and which way is good.
+/// A figure of some slices.
 pub(crate) struct Figure {
     pub(crate) name: &'static str,
-    direction: Direction,
-    of: fn(&Answers) -> Option<f64>,
+    kind: Kind,
+}
+
+enum Kind {
+    /// Of all slices of a round together; more is better.
+    Throughput,
+    /// Of each request; less is better.
+    Time(fn(&Answers) -> &Samples),
 }
 
 /// What is judged at every point.
 pub(crate) const FIGURES: [Figure; 4] = [
-    Figure { name: "throughput", direction: Direction::Higher, of: Answers::requests_per_s },
-    Figure { name: "ttft_p50", direction: Direction::Lower, of: |slice| median(&slice.ttft) },
-    Figure { name: "itl_p50", direction: Direction::Lower, of: |slice| median(&slice.mean_itl) },
-    Figure { name: "e2e_p50", direction: Direction::Lower, of: |slice| median(&slice.e2e) },
+    Figure { name: "throughput", kind: Kind::Throughput },
+    Figure { name: "ttft_p50", kind: Kind::Time(|slice| &slice.ttft) },
+    Figure { name: "itl_p50", kind: Kind::Time(|slice| &slice.mean_itl) },
+    Figure { name: "e2e_p50", kind: Kind::Time(|slice| &slice.e2e) },
 ];
 
-fn median(times: &Samples) -> Option<f64> {
-    times.percentiles().map(|percentiles| to_f64(percentiles.p50))
+impl Figure {
+    fn judge(&self, blocks: &[impl AsRef<[Pair]>], tolerance: Tolerance) -> Option<Judged> {
+        match self.kind {
+            Kind::Throughput => {
+                let ratios: Vec<(f64, f64)> = throughput_changes(blocks).map(|change| (1.0, change.exp())).collect();
+                let judged = || judge_pairs(Direction::Higher, &ratios, tolerance, Confidence::USUAL);
+                (!ratios.is_empty()).then(judged)
+            }
+            Kind::Time(of) => judge_groups(Direction::Lower, &time_changes(of, blocks), tolerance, Confidence::USUAL),
+        }
+    }
+
+    /// From A to B, as a logarithm.
+    fn estimate(&self, blocks: &[impl AsRef<[Pair]>]) -> Option<Estimate> {
+        match self.kind {
+            Kind::Throughput => hodges_lehmann(&throughput_changes(blocks).collect::<Vec<f64>>(), Confidence::USUAL),
+            Kind::Time(of) => grouped_median(&time_changes(of, blocks), Confidence::USUAL),
+        }
+    }
+}
+
+/// From A to B in each block, as a logarithm.
+fn throughput_changes(blocks: &[impl AsRef<[Pair]>]) -> impl Iterator<Item = f64> {
+    blocks.iter().filter_map(|block| {
+        let per_s = |side| together(block.as_ref(), side).requests_per_s();
+        Some((per_s(1)? / per_s(0)?).ln()).filter(|change| change.is_finite())
+    })
+}
+
+/// From A to B for each request, block by block. None of a pair of slices where a request was not answered: whose time is
+/// whose is not known then, and nothing will be concluded anyway.
+fn time_changes(of: fn(&Answers) -> &Samples, blocks: &[impl AsRef<[Pair]>]) -> Vec<Vec<f64>> {
+    let of_pair = |[a, b]: &Pair| -> Vec<f64> {
+        let [a, b] = [of(a).values_ns(), of(b).values_ns()];
+        let change = |(&a, &b): (&u64, &u64)| (to_f64(b.max(1)) / to_f64(a.max(1))).ln();
+        if a.len() == b.len() { a.iter().zip(b).map(change).collect() } else { Vec::new() }
+    };
+    let of_block = |block: &_| AsRef::<[Pair]>::as_ref(block).iter().flat_map(of_pair).collect();
+    blocks.iter().map(of_block).filter(|changes: &Vec<f64>| !changes.is_empty()).collect()
 }
 
 /// B over A, in the order of [`FIGURES`]; `None` for a figure that a side does not have.
@@ -91,32 +138,17 @@ fn hold_together(cells: &mut [CellVerdict]) {
     }
 }
 
-/// Blocks of slices, figure by figure.
+/// Blocks of slices, figure by figure. `None` where there is nothing to say: answers of one token have no gaps.
 pub(crate) fn judge_blocks(blocks: &[impl AsRef<[Pair]>], tolerance: Tolerance) -> Figures {
-    FIGURES.map(|figure| {
-        let ratios: Vec<(f64, f64)> = changes(&figure, blocks).map(|change| (1.0, change.exp())).collect();
-        // Without a pair there is nothing to say: answers of one token have no gaps.
-        (!ratios.is_empty()).then(|| judge_pairs(figure.direction, &ratios, tolerance, Confidence::USUAL))
-    })
+    FIGURES.map(|figure| figure.judge(blocks, tolerance))
 }
 
 /// Half the width of the widest interval, as a part of the tolerance. `None` without blocks. With too few of them for an
 /// interval, half of what they span.
 pub(super) fn half_width(blocks: &[Block], tolerance: f64) -> Option<f64> {
-    let width = |figure: &Figure| {
-        let changes: Vec<f64> = changes(figure, blocks).collect();
-        let interval = hodges_lehmann(&changes, Confidence::USUAL)?;
-        Some((interval.high - interval.low) / 2.0 / tolerance)
-    };
+    let width =
+        |figure: &Figure| figure.estimate(blocks).map(|interval| (interval.high - interval.low) / 2.0 / tolerance);
     FIGURES.iter().filter_map(width).reduce(f64::max)
-}
-
-/// The change from A to B in each block, as a logarithm: of all its slices together.
-fn changes<'a>(figure: &'a Figure, blocks: &'a [impl AsRef<[Pair]>]) -> impl Iterator<Item = f64> + 'a {
-    blocks.iter().filter_map(move |block| {
-        let side = |side| (figure.of)(&together(block.as_ref(), side));
-        Some((side(1)? / side(0)?).ln()).filter(|change| change.is_finite())
-    })
 }
 
 impl Judgement {
@@ -191,6 +223,30 @@ mod tests {
         assert!((0.99..1.03).contains(&ratio.value), "{ratio:?}");
         assert_eq!(half_width(&blocks[..0], 0.03), None);
         assert!(half_width(&blocks[..7], 0.03).unwrap() < half_width(&blocks, 0.03).unwrap());
+    }
+
+    /// Chance decides how many requests meet another and take twice as long, and the median of all lies between the two kinds.
+    #[test]
+    fn each_request_is_compared_with_itself() {
+        let mut random = Random::seeded(7);
+        let mut round = |_| -> Block {
+            let alone: Vec<f64> = (0..9).map(|_| if random.unit() < 0.5 { 1.0 } else { 2.0 }).collect();
+            let mut slice = |factor: f64| {
+                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some ten milliseconds")]
+                let time = |alone: &f64| (1e7 * alone * factor * (1.0 + 0.01 * (random.unit() - 0.5))) as u64;
+                let times: Samples = alone.iter().map(time).collect();
+                Answers { ttft: times, completed: 9, duration: Duration::from_secs(1), ..Answers::default() }
+            };
+            vec![[slice(1.0), slice(1.01)]]
+        };
+        let mut blocks: Vec<Block> = (0..12).map(&mut round).collect();
+        let of = |blocks: &[Block]| judge_blocks(blocks, "3%".parse().unwrap())[1].unwrap().ratio.unwrap();
+        let ratio = of(&blocks);
+        assert!(ratio.low > 1.007 && ratio.high < 1.013, "{ratio:?}");
+        // Where a side has not answered all, nobody knows whose time is whose.
+        blocks[3][0][1].ttft = Samples::new();
+        blocks.push(vec![[slice(1.0, 0.0, &mut Random::seeded(1)), Answers::default()]]);
+        assert!(of(&blocks).is_within(1.007, 1.013), "{:?}", of(&blocks));
     }
 
     #[test]

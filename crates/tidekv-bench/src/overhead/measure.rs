@@ -211,10 +211,16 @@ impl Run<'_> {
             let mut block = Block::new();
             for pair in 0..pairs[place] {
                 let mut slices: [Option<Answers>; 2] = [None, None];
+                let mut first_due = None;
                 for arm in Arm::order(round + pair) {
                     progress.now(self.describe(place));
-                    slices[arm.index()] = Some(self.measure(place, arm, round, pair)?);
+                    let (answers, due) = self.measure(place, arm, round, pair)?;
+                    slices[arm.index()] = Some(answers);
+                    first_due.get_or_insert(due);
                 }
+                // The other side's slice follows at once, while the machine is as it was, and the next pair when the first
+                // side is due again: with one request in a slice each side is asked at its rate, the machine at twice that.
+                self.next_slice = first_due.unwrap_or(self.next_slice);
                 if let [Some(a), Some(b)] = slices {
                     block.push([a, b]);
                 }
@@ -234,7 +240,12 @@ impl Run<'_> {
             self.warm(arm)?;
             for (place, &pairs) in pairs.iter().enumerate() {
                 progress.now(self.describe(place));
-                let slices: anyhow::Result<_> = (0..pairs).map(|pair| self.measure(place, arm, round, pair)).collect();
+                let slice = |pair| {
+                    let (answers, due) = self.measure(place, arm, round, pair)?;
+                    self.next_slice = due;
+                    Ok(answers)
+                };
+                let slices: anyhow::Result<_> = (0..pairs).map(slice).collect();
                 let Some(slices) = self.session.unless_interrupted(slices)? else { break 'asking };
                 sides[arm.index()].push(slices);
             }
@@ -256,8 +267,8 @@ impl Run<'_> {
         format!("{}, {point}", self.plan.profiles[cell.profile].name)
     }
 
-    /// A slice of one side; the same requests for both sides of a pair.
-    fn measure(&mut self, place: usize, arm: Arm, round: usize, pair: usize) -> anyhow::Result<Answers> {
+    /// A slice of one side, and when that side is due again; the same requests for both sides of a pair.
+    fn measure(&mut self, place: usize, arm: Arm, round: usize, pair: usize) -> anyhow::Result<(Answers, Instant)> {
         let (cell, slice) = (self.cells[place], self.slice(place)?);
         let endpoint = self.arms.endpoint(arm)?;
         let seed = mixed(mixed(self.plan.seed, word(place)), word(round) ^ word(pair).rotate_left(32));
@@ -273,17 +284,16 @@ impl Run<'_> {
             answers.failed,
             answers.first_failure.as_deref().unwrap_or("it said nothing")
         );
-        self.next_slice = start;
+        let mut due = start;
         if let Point::Rate(rate) = cell.point {
-            // From the last request to the next one of the same side is a gap of the same kind. Half of it is the other
-            // side's: with one request in a slice each side is asked at its rate, and the machine at twice that.
+            // From the last request to the next one of the same side is a gap of the same kind.
             let last_gap = Duration::from_secs_f64(-Random::seeded(mixed(seed, 1)).unit().ln() / rate);
             let last_sent = driven.records.iter().map(|record| record.intended_ns).max().unwrap_or(0);
             let last_sent = Duration::from_nanos(last_sent);
-            self.next_slice += last_sent + last_gap / 2;
+            due = start + last_sent + last_gap;
             answers.duration = answers.duration.max(last_sent + last_gap);
         }
-        Ok(answers)
+        Ok((answers, due))
     }
 
     fn stream(&self, cell: Cell, endpoint: Endpoint, requests: usize) -> Stream {

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   round 1   rate 1    A B B A A B B A ...      A static, B elastic: two servers, up at the same time, one of them silent
-//!             rate 2    └┬┘ └┬┘                  half a second each; the same prompts in both slices of a pair
-//!             ...       pair pair                medians of all of B's slices / those of A's: the ratio of the round
+//!             rate 2    └┬┘ └┬┘                  an eighth of a second each; the same requests in both slices of a pair
+//!             ...       pair pair                each request's time with B / with A, and their median
 //!             saturated                          as many requests as fit, each followed by the next
 //!   round 2   both servers started anew, again
 //!   ...                                          the interval is of the rounds
@@ -18,7 +18,8 @@
 //!
 //! | figure of `summary`                                      | meaning                                                     |
 //! |----------------------------------------------------------|-------------------------------------------------------------|
-//! | `rates[].{throughput,ttft_p50,itl_p50}_ratio`            | elastic / static, the middle of the rounds' ratios; `rate` is a number, or `"inf"` where requests follow each other |
+//! | `rates[].throughput_ratio`                               | elastic / static, the middle of the rounds' ratios; `rate` is a number, or `"inf"` where requests follow each other |
+//! | `rates[].{ttft_p50,itl_p50,e2e_p50}_ratio`               | the median of all requests, each compared with itself: its time with elastic / with static memory |
 //! | (ITL)                                                    | the mean gap of each answer, of which the median: where several tokens come in one read, single gaps say how they were read |
 //! | `rates[].ci.{throughput,ttft_p50,itl_p50}`               | its 95 % interval, by signed ranks of the rounds              |
 //! | `rates[].rounds`, `rates[].pairs`                        | how many rounds a rate was part of, and with how many pairs of slices |
@@ -142,7 +143,7 @@ impl std::str::FromStr for Rate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Profile {
-    /// All alike: 128 tokens in, 16 out. What the guide calls a fixed workload
+    /// All alike: 128 tokens in, 32 out. What the guide calls a fixed workload
     Fixed,
     /// 16 in, 8 out: little memory, and little time for it to cost anything in
     Short,
@@ -166,7 +167,7 @@ impl Profile {
     /// How long its prompts and answers are.
     pub(crate) fn lengths(self) -> Lengths {
         let (input, output, spread) = match self {
-            Self::Fixed => (128, 16, 0.0),
+            Self::Fixed => (128, 32, 0.0),
             Self::Short => (16, 8, 0.0),
             Self::Varying => (256, 32, 0.875),
             Self::Long => (2048, 64, 0.0),

@@ -22,13 +22,13 @@ const MAX_ROUNDS: u32 = 1000;
 const MAX_SECONDS: f64 = 86_400.0;
 const MAX_TOKENS: u32 = 1 << 20;
 
-/// A slice: so short that what the machine does besides meets both sides of a pair, so long that requests meet each other
-/// as they do at this rate.
-const SLICE_S: f64 = 0.5;
+/// A slice: so short that what the machine does besides meets both sides of a pair (a neighbour on the same core comes and goes
+/// within a second), so long that requests meet each other as they do at this rate.
+const SLICE_S: f64 = 0.125;
 const SLICE_ANSWERS: f64 = 5.0;
 const MAX_SLICE_S: f64 = 20.0;
 /// Without pause a slice begins and ends with fewer requests under way: that is to be its smaller part.
-const SATURATED_S: f64 = 1.0;
+const SATURATED_S: f64 = 0.5;
 const SATURATED_TURNS: f64 = 4.0;
 
 /// What is measured, and what `args` of the result says.
@@ -259,8 +259,8 @@ pub(super) mod tests {
         let plan = plan(Design::Fixed { rounds: 2, seconds: 40.0 });
         let fast = Speed { per_s: 150.0, alone_s: 0.01 };
         let requests = |point, speed, most_s| plan.slice(point, speed, most_s).requests;
-        assert_eq!([1.0, 2.0, 8.0, 64.0].map(|rate| requests(Point::Rate(rate), fast, 60.0)), [1, 1, 4, 32]);
-        assert_eq!(requests(Point::Saturated(16), fast, 60.0), 150);
+        assert_eq!([1.0, 8.0, 16.0, 64.0].map(|rate| requests(Point::Rate(rate), fast, 60.0)), [1, 1, 2, 8]);
+        assert_eq!(requests(Point::Saturated(16), fast, 60.0), 75);
         // An answer of a second: at 8 a second some forty of them are under way, and a slice must be longer than that takes.
         let slow = Speed { per_s: 150.0, alone_s: 1.0 };
         assert_eq!(requests(Point::Rate(8.0), slow, 60.0), 40);
@@ -272,7 +272,7 @@ pub(super) mod tests {
     fn a_slice_says_how_long_it_takes_even_where_a_server_cannot_keep_up() {
         let plan = plan(Design::Fixed { rounds: 2, seconds: 40.0 });
         let slow = Speed { per_s: 32.0, alone_s: 0.01 };
-        assert_eq!(plan.slice(Point::Rate(128.0), slow, 60.0), Slice { requests: 64, seconds: 2.0 });
-        assert_eq!(plan.slice(Point::Rate(4.0), slow, 60.0), Slice { requests: 2, seconds: 0.5 });
+        assert_eq!(plan.slice(Point::Rate(128.0), slow, 60.0), Slice { requests: 16, seconds: 0.5 });
+        assert_eq!(plan.slice(Point::Rate(4.0), slow, 60.0), Slice { requests: 1, seconds: 0.25 });
     }
 }

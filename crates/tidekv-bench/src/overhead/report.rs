@@ -169,8 +169,8 @@ pub(super) fn tables(plan: &Plan, measured: &Measured, judged: &Judgement) -> St
     }
     let pairs: usize = measured.cells.iter().flatten().map(Vec::len).sum();
     text += &format!(
-        "\nB over A: the middle of the rounds' ratios and its 95 % interval, by signed ranks. {pairs} pairs of slices in {:.0} s;\n\
-         servers were started {} times.\nVerdict: {}\n",
+        "\nB over A: the median of the requests, each compared with itself, and its 95 % interval by signed ranks of the rounds.\n\
+         {pairs} pairs of slices in {:.0} s; servers were started {} times.\nVerdict: {}\n",
         measured.elapsed.as_secs_f64(),
         measured.starts,
         judged.verdict()

@@ -114,7 +114,8 @@ pub fn drive_until_interrupted(
     Ok(Driven { records: run.records, memory })
 }
 
-/// Latencies and throughput of some answers.
+/// Latencies and throughput of some answers. Times are in the order of the requests, whenever each of them ended: two servers
+/// that were asked the same have the times of the same request at the same place.
 #[derive(Clone, Debug, Default)]
 pub struct Answers {
     /// From the intended send to the first token, so that waiting counts wherever it happens.
@@ -144,7 +145,9 @@ impl Answers {
     pub fn of(driven: &Driven, stream: usize) -> Self {
         let mut answers = Self { memory: MemorySummary::of(&driven.memory.of(stream)), ..Self::default() };
         let (mut first, mut last) = (u64::MAX, 0);
-        for record in driven.records.iter().filter(|record| record.stream == stream) {
+        let mut records: Vec<&Record> = driven.records.iter().filter(|record| record.stream == stream).collect();
+        records.sort_by_key(|record| record.index);
+        for record in records {
             first = first.min(record.intended_ns);
             last = last.max(record.done_ns);
             if let Some(failure) = &record.failure {
@@ -159,6 +162,7 @@ impl Answers {
         answers.duration = Duration::from_nanos(last.saturating_sub(first));
         answers
     }
+
     fn add_times(&mut self, record: &Record) {
         if let (Some(first), Some(last)) = (record.first_token_ns(), record.last_token_ns()) {
             self.ttft.push(first.saturating_sub(record.intended_ns));
@@ -196,5 +200,23 @@ impl Answers {
         if self.first_failure.is_none() {
             self.first_failure.clone_from(&other.first_failure);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::metrics::tests::record;
+
+    /// A long answer that was asked for first ends last.
+    #[test]
+    fn times_are_in_the_order_of_the_requests() {
+        let ended = [record(5, &[2, 4]), record(9, &[1, 3]), record(0, &[3, 40])];
+        let records = ended.into_iter().zip([1, 2, 0]).map(|(record, index)| Record { index, ..record }).collect();
+        let answers = Answers::of(&Driven { records, memory: Looks::default() }, 0);
+        let ms = |times: &Samples| times.values_ns().iter().map(|ns| ns / 1_000_000).collect::<Vec<u64>>();
+        assert_eq!((ms(&answers.ttft), ms(&answers.e2e)), (vec![3, 2, 1], vec![40, 4, 3]));
+        assert_eq!(ms(&answers.mean_itl), [37, 2, 2]);
+        assert_eq!(answers.duration, Duration::from_millis(40));
     }
 }

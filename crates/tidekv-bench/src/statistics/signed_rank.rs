@@ -66,7 +66,7 @@ fn walsh_averages(changes: &[f64]) -> Vec<f64> {
 }
 
 /// How many averages lie outside the interval at each end: the most that do so in no more than the share `tail` of all cases.
-fn averages_outside(pairs: usize, tail: f64) -> usize {
+pub(super) fn averages_outside(pairs: usize, tail: f64) -> usize {
     // Shares grow with the number, so it is found by halving; half of all averages are too many.
     let (mut fits, mut too_many) = (0, pairs * (pairs + 1) / 4 + 1);
     while too_many - fits > 1 {

@@ -181,4 +181,4 @@ fn count_f64(count: usize) -> f64 {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

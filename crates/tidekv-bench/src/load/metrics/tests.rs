@@ -9,7 +9,7 @@ use crate::load::record::{Chunk, ChunkKind, Failure, Usage};
 const MS: u64 = 1_000_000;
 
 /// A request sent at `sent` ms whose choices came so many ms later.
-fn record(sent: u64, after: &[u64]) -> Record {
+pub(crate) fn record(sent: u64, after: &[u64]) -> Record {
     let kind = ChunkKind::Choice { has_text: true };
     let chunks: Vec<Chunk> = after.iter().map(|ms| Chunk { at_ns: (sent + ms) * MS, kind, tokens: None }).collect();
     Record {
