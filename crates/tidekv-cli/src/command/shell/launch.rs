@@ -115,6 +115,9 @@ impl Ended {
 mod tests {
     use super::*;
 
+    /// Background jobs of a shell ignore SIGINT, and so do their children: this test, where it is started by one.
+    const INTERRUPTED: &str = "exec env --default-signal=INT sh -c 'kill -INT $$'";
+
     #[test]
     fn codes_are_those_of_shells() {
         let launcher = Launcher::in_script();
@@ -122,12 +125,12 @@ mod tests {
             ("exit 0", 0, None),
             ("exit 7", 7, None),
             ("kill -KILL $$", 137, Some(9)),
-            ("kill -INT $$", 130, None),
+            (INTERRUPTED, 130, None),
             ("read line", 1, None),
         ] {
             let ended = launcher.system(line).unwrap();
             assert_eq!((ended.code(), ended.unexpected_signal()), (code, signal), "{line}");
         }
-        assert!(launcher.system("kill -INT $$").unwrap().was_interrupted());
+        assert!(launcher.system(INTERRUPTED).unwrap().was_interrupted());
     }
 }
