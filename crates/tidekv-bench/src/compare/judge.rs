@@ -179,10 +179,10 @@ pub fn judge_groups(
     tolerance: Tolerance,
     confidence: Confidence,
 ) -> Option<Judged> {
-    let changes = grouped_median(groups, confidence)?;
-    let ratio = Estimate { value: changes.value.exp(), low: changes.low.exp(), high: changes.high.exp() };
+    let ratio = grouped_median(groups, confidence)?.exp();
     let risk = confidence.risk();
-    let evidence = Evidence { enough: enough_pairs(groups.len(), risk), p_value: grouped_test(groups), risk };
+    let runs = groups.iter().filter(|group| !group.is_empty()).count();
+    let evidence = Evidence { enough: enough_pairs(runs, risk), p_value: grouped_test(groups), risk };
     Some(evidence.conclude(direction, (&[], &[]), (Some(ratio), None), tolerance))
 }
 

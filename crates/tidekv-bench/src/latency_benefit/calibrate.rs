@@ -26,7 +26,7 @@ const BUSY: usize = 48;
 /// A part of the budget is a whole number of these: little beside what a request needs, or peaks would need less of the
 /// budget than they should.
 const ROUND_BYTES: u64 = 128 << 10;
-const PAGE_TIMEOUT: Duration = Duration::from_secs(5);
+const METRICS_TIMEOUT: Duration = Duration::from_secs(5);
 const SEED: u64 = u64::MAX - 2;
 /// On the processor pages of synthetic models are small enough for budgets of a few MiB.
 const CHUNK: &str = "16K";
@@ -105,7 +105,7 @@ pub(super) fn calibrate(plan: &Plan, session: &Session, progress: &Progress) -> 
         Some(bytes) => (to_f64(bytes) * plan.utilization) as u64,
         None => {
             let needed_bytes = in_use_bytes / scenario.peak_need * plan.utilization;
-            budget(needed_bytes, least_share(plan, session, &server), plan.models.len())
+            budget(needed_bytes, least_share(plan, session, &server)?, plan.models.len())
         }
     };
     Ok(Calibration { capacity_per_s, in_use_bytes, budget_bytes, start_s, answer_s })
@@ -124,11 +124,12 @@ fn height(looks: &[KvUse]) -> Option<f64> {
 }
 
 /// What a model must have to serve anybody: a request of the longest scenario, in whole pages.
-fn least_share(plan: &Plan, session: &Session, server: &Server) -> f64 {
+fn least_share(plan: &Plan, session: &Session, server: &Server) -> anyhow::Result<f64> {
     let tokens = plan.scenarios.iter().map(|scenario| scenario.input_len.saturating_add(scenario.output_len)).max();
-    let page = session.pages(std::slice::from_ref(server.url()), "/metrics", PAGE_TIMEOUT).pop().flatten();
-    let page = page.as_deref().and_then(KvPage::of_metrics);
-    page.zip(tokens).map_or(0.0, |(page, tokens)| page.bytes_of(tokens))
+    let metrics = session.pages(std::slice::from_ref(server.url()), "/metrics", METRICS_TIMEOUT).pop().flatten();
+    let page = metrics.as_deref().and_then(KvPage::of_metrics);
+    let page = page.context("the server does not say how large a page of its memory is: give --kv-budget")?;
+    Ok(page.bytes_of(tokens.unwrap_or(0)))
 }
 
 /// A budget of at least `bytes` whose even parts are at least `least_share`.
@@ -154,7 +155,7 @@ mod tests {
         assert_eq!(budget(1.0, 0.0, 3), (3 * 128) << 10);
     }
 
-    /// A look at the right moment saw next to nothing in use, and the models could not even start.
+    /// Looks saw next to nothing in use, a share was less than a page, and the models could not even start.
     #[test]
     fn a_load_too_small_to_be_seen_has_room_for_a_request_of_each_model() {
         let page_bytes = 160.0 * 1024.0;

@@ -33,6 +33,11 @@ pub struct Estimate {
 }
 
 impl Estimate {
+    /// Of a logarithm: what it is the logarithm of.
+    pub(crate) fn exp(self) -> Self {
+        Self { value: self.value.exp(), low: self.low.exp(), high: self.high.exp() }
+    }
+
     /// Whether all of the interval is above `bound`.
     pub fn is_above(&self, bound: f64) -> bool {
         self.low > bound

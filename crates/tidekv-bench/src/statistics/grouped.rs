@@ -38,7 +38,8 @@ pub fn grouped_median(groups: &[Vec<f64>], confidence: Confidence) -> Option<Est
     let (low, high) =
         (groups.smallest(|sides| sides.not_above > outside), groups.smallest(|sides| sides.not_below <= outside));
     let value = groups.smallest(|sides| sides.not_above >= sides.not_below);
-    Some(Estimate { value: value.clamp(low, high.max(low)), low, high: high.max(low) })
+    let high = high.max(low);
+    Some(Estimate { value: value.clamp(low, high), low, high })
 }
 
 /// The probability, two-sided, that sides which do not differ are as far apart as these changes are. 1 without changes.
@@ -73,17 +74,10 @@ impl<'a> Groups<'a> {
     }
 
     fn scores(&self, candidate: f64) -> Vec<f64> {
-        let score = |change: &f64| match change - candidate {
-            distance if distance >= self.reach && distance > 0.0 => 1.0,
-            distance if distance <= -self.reach && distance < 0.0 => -1.0,
-            // Without any deviation, what is left is the candidate itself.
-            distance => {
-                if self.reach > 0.0 {
-                    distance / self.reach
-                } else {
-                    0.0
-                }
-            }
+        let score = |change: &f64| {
+            let distance = change - candidate;
+            // Also where nothing deviates, and the reach is none.
+            if distance == 0.0 { 0.0 } else { (distance / self.reach).clamp(-1.0, 1.0) }
         };
         self.groups.iter().map(|group| group.iter().map(score).sum()).collect()
     }

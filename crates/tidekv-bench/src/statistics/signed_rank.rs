@@ -39,8 +39,7 @@ pub fn hodges_lehmann(changes: &[f64], confidence: Confidence) -> Option<Estimat
 pub fn paired_ratio(pairs: &[(f64, f64)], confidence: Confidence) -> Option<Estimate> {
     let change = |&(a, b): &(f64, f64)| (a > 0.0 && b > 0.0).then(|| (b / a).ln());
     let changes: Vec<f64> = pairs.iter().map(change).collect::<Option<_>>()?;
-    let estimate = hodges_lehmann(&changes, confidence)?;
-    Some(Estimate { value: estimate.value.exp(), low: estimate.low.exp(), high: estimate.high.exp() })
+    hodges_lehmann(&changes, confidence).map(Estimate::exp)
 }
 
 /// Wilcoxon's signed-rank test, two-sided: the probability that sides which do not differ are as far apart as in these changes.
