@@ -24,8 +24,8 @@ use tidekv_core::share::{PoolClaim, grantable};
 use tidekv_core::units::Bytes;
 use tidekv_mem::Backend;
 use tidekv_shm::{
-    Counters, EntryState, EventKind, Ledger, LedgerEntry, LedgerError, LedgerView, Note, OwnedEntry, Reason, Watch,
-    now_ms,
+    Counters, EntryState, EventKind, Ledger, LedgerEntry, LedgerError, LedgerView, Note, OwnedEntry, Reason, UNLIMITED,
+    Watch, now_ms,
 };
 
 use crate::returning::{non_pool_falls, refresh_budget, settle_returning};
@@ -96,9 +96,10 @@ pub(crate) struct Account {
     /// What says how much memory the device has; a ledger without a device has none.
     backend: Option<Arc<dyn Backend>>,
     utilization: f64,
+    has_table: bool,
     pub(crate) tally: Tally,
     granted: AtomicU64,
-    /// What the ledger would have granted on top at our last look.
+    /// What the ledger would have granted on top at our last look: see [`note_headroom`](Self::note_headroom).
     headroom: AtomicU64,
     waiting: AtomicU64,
     lingering: AtomicU64,
@@ -112,12 +113,13 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    pub(crate) fn new(entry: OwnedEntry, backend: Option<Arc<dyn Backend>>, utilization: f64) -> Self {
+    pub(crate) fn new(entry: OwnedEntry, backend: Option<Arc<dyn Backend>>, utilization: f64, has_table: bool) -> Self {
         Self {
             ledger: entry.ledger().clone(),
             entry,
             backend,
             utilization,
+            has_table,
             tally: Tally::default(),
             granted: AtomicU64::new(0),
             headroom: AtomicU64::new(0),
@@ -155,9 +157,13 @@ impl Account {
         Bytes(self.headroom.load(Relaxed))
     }
 
-    /// Somebody looked.
-    pub(crate) fn note_headroom(&self, bytes: Bytes) {
-        self.headroom.store(bytes.0, Relaxed);
+    /// Somebody looked. Where a table holds limit and ceiling, they are left out: it knows them at once, and a headroom
+    /// of a moment ago would bring the old ones back.
+    pub(crate) fn note_headroom(&self, budget: Bytes, mut claims: Vec<PoolClaim>, me: usize) {
+        if self.has_table {
+            claims[me].ceiling = UNLIMITED;
+        }
+        self.headroom.store(grantable(budget, &claims, me).0, Relaxed);
     }
 
     /// What the pool wants beyond that and did not get.
@@ -388,7 +394,7 @@ impl Account {
             let slot = view.entries[me].slot;
             let outcome = change(view, me);
             if let Some(me) = view.index_of(slot) {
-                self.note_headroom(grantable(view.header.budget, &view.pool_claims(), me));
+                self.note_headroom(view.header.budget, view.pool_claims(), me);
             }
             outcome
         })

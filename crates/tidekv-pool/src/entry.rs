@@ -25,6 +25,8 @@ pub(crate) struct Terms<'a> {
     /// What all entries may hold together, where somebody decides that.
     pub(crate) budget: Option<Bytes>,
     pub(crate) utilization: f64,
+    /// Whether a table keeps whoever registers within limit and ceiling, at once and to the page; a worker has none.
+    pub(crate) has_table: bool,
 }
 
 impl Terms<'_> {
@@ -52,6 +54,6 @@ impl Terms<'_> {
                 }
             }
         })?;
-        Ok(Account::new(entry, self.backend, self.utilization))
+        Ok(Account::new(entry, self.backend, self.utilization, self.has_table))
     }
 }

@@ -23,7 +23,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tidekv_core::share::{PoolClaim, grantable};
+use tidekv_core::share::PoolClaim;
 use tidekv_core::units::Bytes;
 use tidekv_fork::Birth;
 use tidekv_shm::{EntryState, EventKind, LedgerEntry, LedgerView, Note, Reason, Watch, now_ms};
@@ -315,7 +315,7 @@ impl Keeper {
     }
 
     fn note_headroom(&self, view: &LedgerView, me: usize) {
-        self.inner.account.note_headroom(grantable(view.header.budget, &self.claims(view, me), me));
+        self.inner.account.note_headroom(view.header.budget, self.claims(view, me), me);
         self.inner.note_headroom();
     }
 

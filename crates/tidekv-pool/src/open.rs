@@ -137,8 +137,8 @@ fn take_entry(config: &PoolConfig, name: &PoolName, geometry: &Geometry, limit: 
         }
     };
     let device = config.device.clone().unwrap_or(device);
-    let terms =
-        Terms { runtime_dir: &config.runtime_dir, device, memory, backend, budget, utilization: config.utilization };
+    let (runtime_dir, utilization) = (&config.runtime_dir, config.utilization);
+    let terms = Terms { runtime_dir, device, memory, backend, budget, utilization, has_table: true };
     terms.register(spec).map_err(PoolError::Ledger)
 }
 

@@ -115,6 +115,27 @@ fn zero_is_a_limit_and_the_start_up_value_can_be_restored() {
     alloc(&pool, 10 * BLOCKS);
 }
 
+/// It was counted with the limit before it, until the next look at the ledger.
+#[test]
+fn what_is_available_is_right_as_soon_as_a_limit_is_applied() {
+    let device = Device::new(16);
+    let pool = device.pool("a");
+    let path = device.runtime_dir().segment_path(pool.name());
+    for round in 0..50 {
+        pool.set_limit(Bytes::ZERO, 4 * round + 1).unwrap();
+        assert_eq!(pool.available(), 0);
+        pool.set_limit(pages(10), 4 * round + 2).unwrap();
+        assert_eq!(pool.available(), 10 * BLOCKS, "by the engine, round {round}");
+        until_applied(&device, 4 * round + 2);
+        segment::write_limit(&path, Bytes::ZERO).unwrap();
+        until_applied(&device, 4 * round + 3);
+        assert_eq!(pool.available(), 0);
+        segment::write_limit(&path, pages(10)).unwrap();
+        until_applied(&device, 4 * round + 4);
+        assert_eq!(pool.available(), 10 * BLOCKS, "by the segment, round {round}");
+    }
+}
+
 #[test]
 fn a_word_of_kvcacheds_own_tools_becomes_a_revision() {
     let device = Device::new(16);

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use tidekv_core::share::grantable;
 use tidekv_core::units::{Bytes, PageId};
 use tidekv_ipc::message::{Balance, Order, Refusal, RefusalKind, Verdict};
 use tidekv_mem::{MapError, PageUse, Reservation, UnmapError};
@@ -220,7 +219,7 @@ impl WorkerGroup {
         let entry = &view.entries[me];
         let mut claims = view.pool_claims();
         claims[me] = self.account.claim(entry, self.figures());
-        self.account.note_headroom(grantable(view.header.budget, &claims, me));
+        self.account.note_headroom(view.header.budget, claims.clone(), me);
         let over = pages_of(claims[me].held.saturating_sub(entry.limit.min(entry.ceiling)), self.bytes_of(1));
         let evictable = self.bytes_of(self.idle.evictable as usize);
         // A limit is firm.

@@ -192,7 +192,8 @@ impl WorkerGroups {
         };
         let memory = backend.memory()?;
         let backend = Some(Arc::clone(backend));
-        let terms = Terms { runtime_dir: &self.runtime_dir, device, memory, backend, budget, utilization };
+        let runtime_dir = &self.runtime_dir;
+        let terms = Terms { runtime_dir, device, memory, backend, budget, utilization, has_table: false };
         let account = terms.register(spec).map_err(PoolError::Ledger)?;
         let mut group_state = WorkerGroup::new(reservation, account);
         group_state.tend();
