@@ -45,12 +45,11 @@ pub struct GuardArgs {
 /// Runs the command until it ends or standard input does.
 pub fn run(args: &GuardArgs) -> anyhow::Result<Outcome> {
     let (program, rest) = args.command.split_first().context("a command is needed behind --")?;
-    let mut server = Command::new(program)
-        .args(rest)
-        .stdin(Stdio::null())
-        .process_group(0)
-        .spawn()
-        .with_context(|| format!("{} cannot be started", program.display()))?;
+    let mut command = Command::new(program);
+    command.args(rest).stdin(Stdio::null()).process_group(0);
+    // For the case that this process is killed itself. This thread waits for the server.
+    tidekv_fork::end_with_parent(&mut command);
+    let mut server = command.spawn().with_context(|| format!("{} cannot be started", program.display()))?;
     let group = i32::try_from(server.id()).ok().and_then(Pid::from_raw).context("the server has no process id")?;
     let grace = Duration::from_millis(args.grace_ms);
     let (end, ended) = channel();

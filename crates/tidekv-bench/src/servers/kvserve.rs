@@ -23,10 +23,6 @@ pub struct KvServeArgs {
     /// What kvserve takes
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARG")]
     pub args: Vec<OsString>,
-
-    /// End when the process that started this one does
-    #[arg(long, hide = true)]
-    pub follow_parent: bool,
 }
 
 /// Becomes kvserve.
@@ -36,9 +32,6 @@ pub fn run(args: &KvServeArgs) -> anyhow::Result<Outcome> {
     use tidekv_cli::cli::ServeCli;
     use tidekv_cli::console::Console;
 
-    if args.follow_parent {
-        crate::subprocess::follow_the_parent()?;
-    }
     let words = std::iter::once(OsString::from("kvserve")).chain(args.args.iter().cloned());
     match ServeCli::try_parse_from(words) {
         Ok(cli) => tidekv_cli::run_serve(&cli, &mut Console::standard()),
@@ -60,7 +53,7 @@ pub fn run(_: &KvServeArgs) -> anyhow::Result<Outcome> {
 fn program() -> Result<Vec<OsString>, ServerError> {
     if cfg!(feature = "serve") {
         let own = tidekv_cli::program::named_path().map_err(|source| ServerError::NoProgram { source })?;
-        return Ok(vec![own.into(), "kvserve".into(), "--follow-parent".into()]);
+        return Ok(vec![own.into(), "kvserve".into()]);
     }
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&folders).map(|folder| folder.join("kvserve")).find(|file| file.is_file());

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, pidfd_open, waitid};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -132,15 +132,30 @@ impl Running {
 
     /// Ends the run without a chance to clean up.
     pub(crate) fn kill(&mut self) {
+        self.stop();
         self.orphans.extend(descendants_of(self.child.id()));
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+    }
+
+    /// From here on it starts nothing: a process that came after the list of them was made would be waited for by nobody.
+    fn stop(&self) {
+        let child = pid_of(self.child.id());
+        let stopped = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        // One that has ended, and one that was waited for, starts nothing either.
+        if kill_process(child, Signal::STOP).is_ok() {
+            let _ = waitid(WaitId::Pid(child), stopped);
+        }
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.orphans.extend(descendants_of(self.child.id()));
+        // The number of one that was waited for may be anybody's.
+        if matches!(self.child.try_wait(), Ok(None)) {
+            self.stop();
+            self.orphans.extend(descendants_of(self.child.id()));
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
         for &pid in &self.orphans {
