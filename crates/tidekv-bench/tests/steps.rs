@@ -5,8 +5,10 @@
 
 mod support;
 
+use std::fs;
+
 use serde_json::Value;
-use support::{KvBench, Running, wait_until};
+use support::{KvBench, Running};
 
 /// What makes a run short, whatever it then says of the machine. How many pairs and how large pages are is said beside it.
 const SHORT: [&str; 10] =
@@ -64,16 +66,23 @@ fn a_neighbour_without_room_is_an_error_that_says_so() {
     KvBench::new("interference").args(&SHORT).args(&["--page-size", "1000"]).refused("1000 B is no multiple of");
 }
 
-/// Ctrl-C while slices are measured: server and neighbour end, and nothing stays behind.
+/// Ctrl-C while slices are measured: server and neighbour end, and nothing stays behind but what was measured.
 #[test]
-fn an_interrupted_run_leaves_nothing() {
-    let mut run =
-        Running::start(KvBench::new("interference").args(&SHORT).args(&["--pairs", "1000", "--page-size", "2M"]));
+fn an_interrupted_run_keeps_what_it_has_and_leaves_nothing_else() {
+    let kept = tempfile::tempdir().unwrap();
+    let file = kept.path().join("partial.json");
+    let command = KvBench::new("interference").args(&SHORT).args(&["--pairs", "1000", "--page-size", "2M"]);
+    let mut run = Running::start(command.args(&["--output", file.to_str().unwrap()]));
     // The server's guard and the neighbour.
     run.wait_for_children(2);
     run.interrupt();
-    assert!(run.fails().contains("interrupted"));
-    wait_until("the folders to go", || run.dir().read_dir().unwrap().next().is_none());
+    assert_eq!(run.code(), Some(130));
+    assert_eq!(run.dir().read_dir().unwrap().count(), 0);
+    let result: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    assert_eq!(
+        (&result["partial"], &result["summary"]["verdict"]),
+        (&true.into(), &"interrupted: nothing is concluded".into())
+    );
 }
 
 #[test]

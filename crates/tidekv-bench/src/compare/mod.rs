@@ -20,6 +20,7 @@ pub mod direction;
 pub mod figures;
 mod groups;
 pub mod judge;
+pub(crate) mod ratios;
 mod report;
 mod sets;
 mod warnings;

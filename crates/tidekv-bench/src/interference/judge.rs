@@ -8,6 +8,7 @@ use super::neighbour::Rested;
 use super::plan::{Plan, Tolerances};
 use crate::compare::direction::Direction;
 use crate::compare::judge::{Judged, Tolerance, Verdict, judge_pairs};
+use crate::compare::ratios::worst;
 use crate::overhead::report::all_of;
 use crate::servers::drive::Answers;
 use crate::statistics::Confidence;
@@ -73,13 +74,15 @@ pub(super) struct Neighbour {
 pub(super) struct Judgement {
     pub(super) rates: Vec<RateVerdict>,
     pub(super) failed: usize,
+    pub(super) is_partial: bool,
     tolerances: Tolerances,
 }
 
 pub(super) fn judge(plan: &Plan, measured: &Measured) -> Judgement {
     let tolerances = plan.tolerances;
     let failed = measured.rates.iter().flat_map(|rate| rate.slices.iter().flatten()).map(|slice| slice.failed).sum();
-    Judgement { rates: measured.rates.iter().map(|rate| of_rate(rate, tolerances)).collect(), failed, tolerances }
+    let rates = measured.rates.iter().map(|rate| of_rate(rate, tolerances)).collect();
+    Judgement { rates, failed, is_partial: measured.is_partial, tolerances }
 }
 
 fn of_rate(seen: &RateSlices, tolerances: Tolerances) -> RateVerdict {
@@ -111,11 +114,7 @@ impl Neighbour {
 impl RateVerdict {
     /// The worst of its figures.
     pub(super) fn verdict(&self) -> Verdict {
-        let any = |verdict| self.figures.iter().flatten().any(|judged| judged.verdict == verdict);
-        [Verdict::Worse, Verdict::Underpowered]
-            .into_iter()
-            .find(|&verdict| any(verdict))
-            .unwrap_or(Verdict::NoDifference)
+        worst(&self.figures)
     }
 }
 
@@ -137,6 +136,8 @@ impl Judgement {
         let (worse, unsure) = (self.rates_of(Verdict::Worse), self.rates_of(Verdict::Underpowered));
         if self.failed > 0 {
             format!("{} requests failed: nothing is concluded", self.failed)
+        } else if self.is_partial {
+            "interrupted: nothing is concluded".to_owned()
         } else if !worse.is_empty() {
             format!("interference beyond {median} of the median or {tail} of the tail at {}", worse.join(", "))
         } else if !unsure.is_empty() {
@@ -148,7 +149,8 @@ impl Judgement {
 
     /// Whether there is none, beyond doubt.
     pub(super) fn outcome(&self) -> Outcome {
-        let is_clear = self.failed == 0 && self.deciding().all(|rate| rate.verdict() == Verdict::NoDifference);
+        let is_whole = self.failed == 0 && !self.is_partial;
+        let is_clear = is_whole && self.deciding().all(|rate| rate.verdict() == Verdict::NoDifference);
         if is_clear { Outcome::Done } else { Outcome::Negative }
     }
 }
@@ -172,7 +174,11 @@ mod tests {
     }
 
     fn judged(pairs: usize, body: f64, tail: f64) -> Judgement {
-        judge(&plan("").unwrap(), &Measured { rates: vec![slices(MapRate::Pages(100.0), pairs, body, tail)] })
+        judge(&plan("").unwrap(), &measured(vec![slices(MapRate::Pages(100.0), pairs, body, tail)]))
+    }
+
+    fn measured(rates: Vec<RateSlices>) -> Measured {
+        Measured { rates, is_partial: false }
     }
 
     fn slices(rate: MapRate, pairs: usize, body: f64, tail: f64) -> RateSlices {
@@ -204,11 +210,10 @@ mod tests {
     #[test]
     fn the_limit_of_the_device_is_reported_and_decides_only_where_it_is_alone() {
         let (fine, slow) = (slices(MapRate::Pages(100.0), 12, 1.0, 1.0), slices(MapRate::Max, 12, 1.05, 1.0));
-        let both = judge(&plan("").unwrap(), &Measured { rates: vec![fine, slow] });
+        let both = judge(&plan("").unwrap(), &measured(vec![fine, slow]));
         assert_eq!((both.rates[1].verdict(), both.outcome()), (Verdict::Worse, Outcome::Done));
         assert!(both.verdict().starts_with("no interference"), "{}", both.verdict());
-        let rates = vec![slices(MapRate::Max, 12, 1.05, 1.0)];
-        let alone = judge(&plan("").unwrap(), &Measured { rates });
+        let alone = judge(&plan("").unwrap(), &measured(vec![slices(MapRate::Max, 12, 1.05, 1.0)]));
         assert_eq!(alone.outcome(), Outcome::Negative);
         assert!(alone.verdict().ends_with("at max"), "{}", alone.verdict());
     }
@@ -226,6 +231,14 @@ mod tests {
         judged.failed = 2;
         assert!(judged.verdict().starts_with("2 requests failed"));
         assert_eq!(judged.outcome(), Outcome::Negative);
+    }
+
+    #[test]
+    fn an_interrupted_run_shows_what_it_has_and_concludes_nothing() {
+        let rates = vec![slices(MapRate::Pages(100.0), 12, 1.0, 1.0)];
+        let judged = judge(&plan("").unwrap(), &Measured { rates, is_partial: true });
+        assert_eq!(judged.verdict(), "interrupted: nothing is concluded");
+        assert_eq!((judged.outcome(), judged.rates[0].verdict()), (Outcome::Negative, Verdict::NoDifference));
     }
 
     #[test]

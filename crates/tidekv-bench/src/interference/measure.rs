@@ -28,9 +28,11 @@ const MAP_TIMEOUT: Duration = Duration::from_secs(60);
 const NAME: &str = "model";
 
 /// What was seen, rate by rate.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Measured {
     pub(super) rates: Vec<RateSlices>,
+    /// Whether somebody interrupted it.
+    pub(super) is_partial: bool,
 }
 
 /// What was seen of one rate.
@@ -50,32 +52,15 @@ pub(super) fn measure(plan: &Plan, session: &Session, progress: &Progress) -> an
     };
     // Where there is no such device, this says so before a server does. It is closed again: a device is the server's and the neighbour's.
     let host = HostInfo::with_backend(tidekv_mem::open(memory, 0)?.capabilities());
-    let mut stage = Stage::set(plan, memory, session)?;
-    // The first answers load kernels and capture graphs, and the pool grows to what all further ones need.
-    stage.slice()?;
-    let mut measured = Measured { rates: Vec::new() };
-    for &rate in &plan.map_rates {
-        let mut seen = RateSlices { rate, slices: [Vec::new(), Vec::new()], rested: Vec::new() };
-        for pair in 0..plan.pairs {
-            for arm in Arm::order(pair as usize) {
-                progress.now(format!("{rate}, {}", if arm == Arm::A { "quiet" } else { "mapping" }));
-                let answers = match arm {
-                    Arm::A => stage.slice()?,
-                    Arm::B => {
-                        stage.map(rate)?;
-                        let answers = stage.slice();
-                        // Told to rest whatever became of the slice.
-                        seen.rested.push(stage.rest()?);
-                        answers?
-                    }
-                };
-                seen.slices[arm.index()].push(answers);
-                progress.step();
-            }
+    let mut measured = Measured::default();
+    if let Some(mut stage) = session.unless_interrupted(Stage::set(plan, memory, session))? {
+        for &rate in &plan.map_rates {
+            measured.rates.extend(stage.rate(rate, progress)?);
         }
-        measured.rates.push(seen);
+        // Whatever was interrupted ends without being asked.
+        session.unless_interrupted(stage.neighbour.dismiss())?;
     }
-    stage.neighbour.dismiss()?;
+    measured.is_partial = session.is_interrupted();
     Ok((host, measured))
 }
 
@@ -107,7 +92,43 @@ impl<'a> Stage<'a> {
         memory.name().clone_into(&mut spec.backend);
         (spec.budget_bytes, spec.floor_bytes) = (budget, neighbours);
         neighbour.ask(&[(0, Order::Open(spec))], OPEN_TIMEOUT, "opening its pool")?;
-        Ok(Self { plan, session, neighbour, endpoint, _server: server, _lab: lab })
+        let stage = Self { plan, session, neighbour, endpoint, _server: server, _lab: lab };
+        // The first answers load kernels and capture graphs, and the pool grows to what all further ones need.
+        stage.slice()?;
+        Ok(stage)
+    }
+
+    /// All pairs of a rate, or those that were whole when somebody interrupted; `None` where there was none.
+    fn rate(&mut self, rate: MapRate, progress: &Progress) -> anyhow::Result<Option<RateSlices>> {
+        let mut seen = RateSlices { rate, slices: [Vec::new(), Vec::new()], rested: Vec::new() };
+        for pair in 0..self.plan.pairs {
+            let slices = self.pair(rate, Arm::order(pair as usize), progress);
+            let Some(([quiet, mapping], rested)) = self.session.unless_interrupted(slices)? else { break };
+            seen.slices[Arm::A.index()].push(quiet);
+            seen.slices[Arm::B.index()].push(mapping);
+            seen.rested.push(rested);
+        }
+        Ok((!seen.rested.is_empty()).then_some(seen))
+    }
+
+    /// Quiet and mapping, in this order or the other, and what the neighbour did.
+    fn pair(&mut self, rate: MapRate, order: [Arm; 2], progress: &Progress) -> anyhow::Result<([Answers; 2], Rested)> {
+        let (mut slices, mut rested) = ([Answers::default(), Answers::default()], None);
+        for arm in order {
+            progress.now(format!("{rate}, {}", if arm == Arm::A { "quiet" } else { "mapping" }));
+            slices[arm.index()] = match arm {
+                Arm::A => self.slice()?,
+                Arm::B => {
+                    self.map(rate)?;
+                    let answers = self.slice();
+                    // Told to rest whatever became of the slice.
+                    rested = Some(self.rest()?);
+                    answers?
+                }
+            };
+            progress.step();
+        }
+        Ok((slices, rested.context("no slice of the pair had the neighbour mapping")?))
     }
 
     /// One answer for every stream, all at once. The prompts are those of every slice: the server's own memory stays as it is.

@@ -127,7 +127,8 @@ Examples:
   kvbench interference --quick --page-size 2M              # on the processor: pages of host memory
 
 The neighbour's limit, max, is shown and decides nothing, unless it is the only rate.
-Exit status: 0 within the tolerances (or better), 1 interference, or underpowered: too noisy to tell, 2 error.";
+Exit status: 0 within the tolerances (or better), 1 interference, or underpowered: too noisy to tell, 2 error, 130
+interrupted (what was measured is written).";
 
 /// How fast the neighbour maps.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -190,5 +191,5 @@ pub fn run(args: &InterferenceArgs) -> anyhow::Result<Outcome> {
     let judged = judge::judge(&plan, &measured);
     report::fill(&mut result, &plan, &judged);
     output.emit(&result, &report::tables(&plan, &judged))?;
-    Ok(judged.outcome())
+    Ok(session.interrupt().outcome(judged.outcome()))
 }

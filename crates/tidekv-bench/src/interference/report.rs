@@ -7,6 +7,7 @@ use super::MapRate;
 use super::judge::{FIGURES, Judgement, RateVerdict};
 use super::plan::Plan;
 use crate::compare::judge::Verdict;
+use crate::compare::ratios::{add_ratios, ratio_cell};
 use crate::result::BenchResult;
 use crate::servers::drive::Answers;
 use crate::stats::{Samples, to_f64};
@@ -20,6 +21,7 @@ pub(super) fn fill(result: &mut BenchResult, plan: &Plan, judged: &Judgement) {
     result.summary.insert("rates".to_owned(), rates.into());
     result.set_figure("failed", to_f64(judged.failed as u64));
     result.set_text("verdict", &judged.verdict());
+    result.set_partial(judged.is_partial);
     for rate in &judged.rates {
         let place = match rate.rate {
             MapRate::Pages(pages) => format!("rate{pages}"),
@@ -35,18 +37,8 @@ pub(super) fn fill(result: &mut BenchResult, plan: &Plan, judged: &Judgement) {
 }
 
 fn of_rate(plan: &Plan, rate: &RateVerdict) -> Value {
-    let (mut entry, mut intervals, mut verdicts) = (Map::new(), Map::new(), Map::new());
-    entry.insert("map_rate".to_owned(), json!(rate.rate));
-    for (figure, judged) in FIGURES.iter().zip(&rate.figures) {
-        let Some(judged) = judged else { continue };
-        verdicts.insert(figure.name.to_owned(), judged.verdict.to_string().into());
-        if let Some(ratio) = judged.ratio {
-            entry.insert(format!("{}_ratio", figure.name), ratio.value.into());
-            intervals.insert(figure.name.to_owned(), json!([ratio.low, ratio.high]));
-        }
-    }
-    entry.insert("ci".to_owned(), intervals.into());
-    entry.insert("verdicts".to_owned(), verdicts.into());
+    let mut entry = Map::from_iter([("map_rate".to_owned(), json!(rate.rate))]);
+    add_ratios(&mut entry, FIGURES.iter().map(|figure| figure.name).zip(rate.figures));
     for (name, answers) in SIDES.iter().zip(&rate.sides) {
         entry.insert((*name).to_owned(), side(answers));
     }
@@ -85,10 +77,7 @@ pub(super) fn tables(plan: &Plan, judged: &Judgement) -> String {
         Table::new(&["pages mapped", "pages/s", "GiB/s", "map p50", "map p99", "unmap p50", "unmap p99"]);
     for rate in &judged.rates {
         let mut row = vec![rate.rate.to_string()];
-        row.extend(rate.figures.iter().map(|judged| match judged.and_then(|judged| judged.ratio) {
-            Some(ratio) => format!("{:.3} [{:.3}, {:.3}]", ratio.value, ratio.low, ratio.high),
-            None => "-".to_owned(),
-        }));
+        row.extend(rate.figures.map(ratio_cell));
         let (word, tone) = match rate.verdict() {
             Verdict::Worse => ("yes", Some(Tone::Bad)),
             Verdict::Underpowered => ("underpowered", None),

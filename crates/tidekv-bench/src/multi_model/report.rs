@@ -5,7 +5,8 @@ use serde_json::{Map, Value};
 use super::Plan;
 use super::fit::Counted;
 use super::measure::Measured;
-use crate::overhead::report::{VALUE_HEADER, add_ratios, ratio_cells, row_verdict, side, together, value_row};
+use crate::compare::ratios::{add_ratios, ratio_cell};
+use crate::overhead::report::{VALUE_HEADER, named, row_verdict, side, together, value_row};
 use crate::result::BenchResult;
 use crate::stats::to_f64;
 use crate::table::{Table, format_figure};
@@ -21,7 +22,7 @@ pub(super) fn fill(result: &mut BenchResult, counted: &[Counted; 2], measured: &
     }
     let profile = |measured: &Measured| {
         let mut entry = Map::from_iter([("name".to_owned(), measured.profile.into())]);
-        add_ratios(&mut entry, &measured.figures);
+        add_ratios(&mut entry, named(&measured.figures));
         for (place, name) in NAMES.iter().enumerate() {
             entry.insert((*name).to_owned(), side(&together(&measured.pairs, place)));
         }
@@ -64,7 +65,7 @@ pub(super) fn tables(plan: &Plan, counted: &[Counted; 2], measured: &[Measured])
         let (word, tone) = row_verdict(&measured.figures);
         let cells: Vec<String> = [measured.profile.to_owned()]
             .into_iter()
-            .chain(ratio_cells(&measured.figures))
+            .chain(measured.figures.map(ratio_cell))
             .chain([word.to_owned()])
             .collect();
         ratios.coloured_row(&cells, tone);

@@ -5,7 +5,8 @@ use serde_json::{Map, Value, json};
 use super::judge::{CellVerdict, FIGURES, Figures, Judgement};
 use super::measure::{Block, Measured, Pair};
 use super::plan::{Plan, Point};
-use crate::compare::judge::Verdict;
+use crate::compare::judge::{Judged, Verdict};
+use crate::compare::ratios::{add_ratios, ratio_cell, worst};
 use crate::result::BenchResult;
 use crate::servers::drive::Answers;
 use crate::servers::memory::MemorySummary;
@@ -109,26 +110,11 @@ fn point(plan: &Plan, cell: &CellVerdict, blocks: &[Block]) -> Value {
     };
     entry.insert("rounds".to_owned(), blocks.len().into());
     entry.insert("pairs".to_owned(), blocks.iter().map(Vec::len).sum::<usize>().into());
-    add_ratios(&mut entry, &cell.figures);
+    add_ratios(&mut entry, named(&cell.figures));
     for (place, name) in plan.names.iter().enumerate() {
         entry.insert((*name).to_owned(), side(&together(blocks.iter().flatten(), place)));
     }
     entry.into()
-}
-
-/// `*_ratio`, `ci` and `verdicts` of a comparison.
-pub(crate) fn add_ratios(entry: &mut Map<String, Value>, figures: &Figures) {
-    let (mut intervals, mut verdicts) = (Map::new(), Map::new());
-    for (figure, judged) in FIGURES.iter().zip(figures) {
-        let Some(judged) = judged else { continue };
-        verdicts.insert(figure.name.to_owned(), judged.verdict.to_string().into());
-        if let Some(ratio) = judged.ratio {
-            entry.insert(format!("{}_ratio", figure.name), ratio.value.into());
-            intervals.insert(figure.name.to_owned(), json!([ratio.low, ratio.high]));
-        }
-    }
-    entry.insert("ci".to_owned(), intervals.into());
-    entry.insert("verdicts".to_owned(), verdicts.into());
 }
 
 /// A side's own figures.
@@ -185,7 +171,7 @@ fn ratios(plan: &Plan, cells: &mut Cells<'_>) -> String {
     let mut table = Table::new(&[header.as_str(), "throughput", "TTFT p50", "ITL p50", "E2E p50", "verdict"]);
     for (cell, _) in cells {
         let mut row = vec![point_name(cell.cell.point)];
-        row.extend(ratio_cells(&cell.figures));
+        row.extend(cell.figures.map(ratio_cell));
         let (word, tone) = row_verdict(&cell.figures);
         row.push(word.to_owned());
         table.coloured_row(&row, tone);
@@ -193,23 +179,17 @@ fn ratios(plan: &Plan, cells: &mut Cells<'_>) -> String {
     table.render()
 }
 
-/// Ratios with their intervals, as a table has them.
-pub(crate) fn ratio_cells(figures: &Figures) -> [String; FIGURES.len()] {
-    figures.map(|judged| match judged.and_then(|judged| judged.ratio) {
-        Some(ratio) => format!("{:.3} [{:.3}, {:.3}]", ratio.value, ratio.low, ratio.high),
-        None => "-".to_owned(),
-    })
+/// The figures with their names, as results have them.
+pub(crate) fn named(figures: &Figures) -> impl Iterator<Item = (&'static str, Option<Judged>)> {
+    FIGURES.iter().map(|figure| figure.name).zip(*figures)
 }
 
-/// The worst of a row.
+/// The last cell of a row, and its colour.
 pub(crate) fn row_verdict(figures: &Figures) -> (&'static str, Option<Tone>) {
-    let any = |verdict| figures.iter().flatten().any(|judged| judged.verdict == verdict);
-    if any(Verdict::Worse) {
-        ("overhead", Some(Tone::Bad))
-    } else if any(Verdict::Underpowered) {
-        ("underpowered", None)
-    } else {
-        ("none", Some(Tone::Good))
+    match worst(figures) {
+        Verdict::Worse => ("overhead", Some(Tone::Bad)),
+        Verdict::Underpowered => ("underpowered", None),
+        _ => ("none", Some(Tone::Good)),
     }
 }
 
