@@ -160,6 +160,8 @@ fn ctrl_c_ends_the_command_and_not_the_shell() {
     terminal.wait_for_line("");
     terminal.line("!echo $((6 * 7)); sleep 3600");
     terminal.wait_for("a command of the system", |screen| screen.contains("\n42\n"));
+    // A shell that is just about to become the program loses the signal.
+    terminal.wait_for_program("sleep", "3600");
     terminal.keys(&["C-c"]);
     terminal.wait_for_line("");
     // One that could not put the terminal back itself.
@@ -187,14 +189,11 @@ fn screens_in_the_shell() {
     terminal.keys(&["C-l"]);
     terminal.wait_for("an empty screen", |screen| screen.trim_end() == PROMPT);
     terminal.line("events --follow");
-    // It may have nothing to show, so press until it is over; at the prompt Ctrl-C does no harm.
-    let screen = terminal.wait_for("the prompt", |screen| {
-        let is_over = last_line(screen) == PROMPT && screen.contains("events --follow");
-        if !is_over {
-            terminal.keys(&["C-c"]);
-        }
-        is_over
-    });
+    // It may have nothing to show.
+    terminal.wait_for_program("kvctl", "events --follow");
+    terminal.keys(&["C-c"]);
+    let is_over = |screen: &str| last_line(screen) == PROMPT && screen.contains("events --follow");
+    let screen = terminal.wait_for("the prompt", is_over);
     assert!(!screen.contains("error") && !screen.contains("panicked"), "{screen}");
     terminal.leave_shell();
 }

@@ -7,9 +7,9 @@
 //! ```
 
 use std::cell::Cell;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
@@ -155,6 +155,28 @@ impl Terminal {
     #[track_caller]
     pub(crate) fn wait_for_prompt(&self) -> String {
         self.wait_for("the prompt", |screen| screen.trim_end().lines().last().is_some_and(|line| line.trim() == PROMPT))
+    }
+
+    /// Waits until a program with these arguments runs in the terminal: keys are for it then, and not for who starts it.
+    #[track_caller]
+    pub(crate) fn wait_for_program(&self, program: &str, arguments: &str) {
+        self.wait_for(program, |_| self.is_running(program, arguments));
+    }
+
+    fn is_running(&self, program: &str, arguments: &str) -> bool {
+        // Its home is this world's folder, so it is not one of another test.
+        let home = format!("HOME={}", self.socket.parent().unwrap().to_str().unwrap());
+        let is_ours = |process: &Path| {
+            let words = |file: &str| {
+                let bytes = fs::read(process.join(file)).unwrap_or_default();
+                String::from_utf8_lossy(&bytes).split_terminator('\0').map(str::to_owned).collect::<Vec<String>>()
+            };
+            let line = words("cmdline");
+            line.first().is_some_and(|first| first == program)
+                && line[1..].join(" ").contains(arguments)
+                && words("environ").iter().any(|variable| variable.trim_end_matches('/') == home)
+        };
+        fs::read_dir("/proc").unwrap().any(|entry| is_ours(&entry.unwrap().path()))
     }
 
     #[track_caller]
