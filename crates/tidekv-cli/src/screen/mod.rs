@@ -72,6 +72,8 @@ impl Screen {
         }));
         let screen = Self { mouse, previous_hook: Some(previous_hook) };
         screen.take()?;
+        // The first question makes crossterm listen for another size; one that came before would never be heard of.
+        event::poll(Duration::ZERO).context("cannot read from the terminal")?;
         Ok(screen)
     }
 

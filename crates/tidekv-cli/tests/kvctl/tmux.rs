@@ -60,9 +60,13 @@ impl Terminal {
         terminal
     }
 
-    /// Types a line and Enter.
+    /// Types a line at a prompt, and Enter once it is there: the prompt on the screen is no longer that of before then.
+    #[track_caller]
     pub(crate) fn line(&self, text: &str) {
         self.type_in(text);
+        // However it is wrapped.
+        let letters = |text: &str| text.split_whitespace().collect::<String>();
+        self.wait_for(text, |screen| letters(screen).ends_with(&letters(text)));
         self.keys(&["Enter"]);
     }
 
