@@ -87,6 +87,7 @@ fn bash_in_a_terminal() {
     let (world, _pools) = world_with("bash");
     let terminal = Terminal::open(&world, 100, 24);
     terminal.line("PS1='bash> ' exec bash --norc --noprofile");
+    terminal.wait_for("bash", |screen| screen.trim_end().ends_with("bash>"));
     terminal.line(&format!("cd '{}' && source ./kvctl.bash && clear", world.path("").display()));
     terminal.wait_for("bash", |screen| screen.trim() == "bash>");
     terminal.type_in("kvctl delete qw");

@@ -113,8 +113,7 @@ fn the_end_of_input_and_words_that_leave() {
         terminal.wait_for_prompt();
         terminal.line("echo code=$?");
         terminal.wait_for("the exit code", |screen| screen.contains("\ncode=0\n"));
-        terminal.line("clear");
-        terminal.wait_for("an empty screen", |screen| screen.trim_end().lines().count() == 1);
+        terminal.clear();
     }
 }
 

@@ -43,7 +43,7 @@ impl Terminal {
         let folder = folder.to_str().unwrap();
         let env_shell = format!(
             "env -u NO_COLOR PATH='{path}' KVCACHED_RUNTIME_DIR='{folder}' HOME='{folder}' TERM=screen-256color \
-             LC_ALL=C.UTF-8 PS1='{PROMPT} ' sh"
+             LC_ALL=C.UTF-8 HISTFILE=/dev/null PS1='{PROMPT} ' sh"
         );
         let size = ["-x", columns.as_str(), "-y", rows.as_str()];
         let mut args = vec!["-f", "/dev/null", "new-session", "-d"];
@@ -58,6 +58,13 @@ impl Terminal {
         });
         terminal.wait_for("the prompt", |screen| screen.contains(PROMPT));
         terminal
+    }
+
+    /// Makes the screen empty but for the prompt. What is typed before it is would vanish with the rest.
+    #[track_caller]
+    pub(crate) fn clear(&self) {
+        self.line("clear");
+        self.wait_for("an empty screen", |screen| screen.trim() == PROMPT);
     }
 
     /// Types a line at a prompt, and Enter once it is there: the prompt on the screen is no longer that of before then.

@@ -100,7 +100,7 @@ fn a_signal_and_an_error_put_the_terminal_back() {
     terminal.wait_for_prompt();
     assert_eq!((terminal.modes().as_str(), terminal.status_of_last().as_str()), (ORDINARY, "143"));
 
-    terminal.line("clear");
+    terminal.clear();
     terminal.line(&run);
     wait_for_watch(&terminal);
     fs::remove_dir(&folder).unwrap();

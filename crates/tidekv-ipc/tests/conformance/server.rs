@@ -1,8 +1,9 @@
 //! The worker's side: order, greetings, a second scheduler, bad frames, places, stopping.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tidekv_ipc::broadcast::{Broadcaster, Channel, Ranks, STRATEGIES, strategy};
@@ -306,7 +307,10 @@ pub(crate) fn forking(dir: &SocketDir) {
     std::thread::spawn(move || server.serve(&mut Recorder::default()));
     say("serving");
     listen();
-    let child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().expect("a process");
+    let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a process");
+    // Somebody who starts a process goes on before the kernel has closed in it what it does not inherit.
+    child.stdin.as_mut().expect("piped").write_all(b"!").expect("it reads");
+    child.stdout.as_mut().expect("piped").read_exact(&mut [0]).expect("it answers");
     say("child runs");
     listen();
     drop(child);
