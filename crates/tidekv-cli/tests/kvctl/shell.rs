@@ -70,7 +70,8 @@ fn a_session() {
     terminal.type_in("limit QW");
     terminal.keys(&["Tab"]);
     terminal.wait_for_line("limit qwen-chat");
-    terminal.line("2G");
+    terminal.type_in("2G");
+    terminal.keys(&["Enter"]);
     let updated = "kvcached> limit qwen-chat 2G\nUpdated kv cache limit for qwen-chat to 2.00 GB";
     terminal.wait_for(updated, |screen| screen.contains(updated) && last_line(screen) == PROMPT);
     world.kvcached_segment("later", [1 << 30, 0, 0]);

@@ -67,9 +67,11 @@ impl Terminal {
         self.wait_for("an empty screen", |screen| screen.trim() == PROMPT);
     }
 
-    /// Types a line at a prompt, and Enter once it is there: the prompt on the screen is no longer that of before then.
+    /// Types a line at the next prompt, whoever asks, and Enter once it is there: the prompt that is waited for then is not the
+    /// one before it.
     #[track_caller]
     pub(crate) fn line(&self, text: &str) {
+        self.wait_for("a prompt", |screen| screen.trim_end().ends_with('>'));
         self.type_in(text);
         // However it is wrapped.
         let letters = |text: &str| text.split_whitespace().collect::<String>();

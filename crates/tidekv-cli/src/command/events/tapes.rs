@@ -1,11 +1,16 @@
 //! The rings of all devices, read as one.
 
 use std::collections::BTreeMap;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use tidekv_shm::events::{self, EventsWatch};
 use tidekv_shm::{DeviceName, Event, EventReader, EventsError, RuntimeDir};
 
 use crate::console::Console;
+
+/// How long a file that is being made may take; it is a matter of microseconds, unless its maker has to wait for a core.
+const MAKING: Duration = Duration::from_millis(250);
 
 /// Something to show.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,13 +68,28 @@ impl Tapes {
     }
 
     fn open(&mut self, device: &DeviceName, console: &mut Console) {
-        match EventReader::open(&self.dir, device) {
+        match self.open_when_made(device) {
             Ok(Some(reader)) => {
                 self.readers.insert(device.clone(), reader);
                 self.opened = true;
             }
             Ok(None) => {}
             Err(error) => self.say_unreadable(device, &error, console),
+        }
+    }
+
+    fn open_when_made(&self, device: &DeviceName) -> Result<Option<EventReader>, EventsError> {
+        let deadline = Instant::now() + MAKING;
+        loop {
+            match EventReader::open(&self.dir, device) {
+                // One that was said to be damaged is not waited for again.
+                Err(EventsError::HalfBuilt { .. })
+                    if Instant::now() < deadline && !self.unreadable.contains_key(device) =>
+                {
+                    thread::sleep(MAKING / 50);
+                }
+                outcome => return outcome,
+            }
         }
     }
 
