@@ -114,16 +114,17 @@ proptest! {
         }
     }
 
-    /// The dull model: count in tiny steps.
+    /// The dull model: count in tiny steps. Requests are compared and not times: where they are rare, a little of one is a
+    /// lot of the other.
     #[test]
     fn a_wave_of_equal_gaps_is_the_integral_of_its_rate(low in 0.0..20.0f64, high in 1.0..50.0f64, duty in 0.1..0.9f64) {
         let wave = Wave { low, high, period: 1.0, duty };
         let after = wave.after(0.3, 7.0);
         let (mut at, mut sum) = (0.3, 0.0);
-        while sum < 7.0 {
+        while at < after {
             sum += 1e-4 * if at % 1.0 < duty { high } else { low };
             at += 1e-4;
         }
-        prop_assert!((after - at).abs() < 0.01, "{} and {}", after, at);
+        prop_assert!((sum - 7.0).abs() < 0.03, "{} requests until {}", sum, after);
     }
 }
