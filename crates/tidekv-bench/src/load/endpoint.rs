@@ -157,6 +157,9 @@ impl FromStr for BaseUrl {
         if host.is_empty() {
             return Err(bad("the host is missing"));
         }
+        if host.contains(['[', ']']) {
+            return Err(bad("a bracket does not belong inside of a host"));
+        }
         let port = match port.strip_prefix(':') {
             None if port.is_empty() => HTTP_PORT,
             None => return Err(bad("what follows the host is no port")),
@@ -227,6 +230,7 @@ mod tests {
             ("http://a:99999", "port"),
             ("http://[::1:80", "bracket"),
             ("http://[::1]80", "no port"),
+            ("[[]", "bracket"),
             ("http://me:secret@a", "user name"),
             ("http://a?x=1", "query"),
             ("http://a b", "space"),

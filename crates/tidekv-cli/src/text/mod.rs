@@ -12,4 +12,4 @@ pub use nearest::nearest;
 pub use percent::{Percent, PercentError};
 pub use printable::{is_harmless, printable};
 pub use size::{compact_size, kvcached_percent, kvcached_size, percent_tenths};
-pub use width::{cut, cut_middle, fit, width};
+pub use width::{cut, cut_middle, fit, width, wrap};

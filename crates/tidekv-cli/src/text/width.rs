@@ -49,6 +49,26 @@ pub fn fit(text: &str, columns: usize) -> String {
     shown
 }
 
+/// A text in lines of at most so many columns, broken between words. A word that no line has room for is cut in its middle.
+pub fn wrap(text: &str, columns: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace().map(|word| cut_middle(word, columns)) {
+        match lines.last_mut() {
+            Some(line) if line.width() + 1 + word.width() <= columns => {
+                line.push(' ');
+                line.push_str(&word);
+                // Some characters change the width of what stands before them.
+                if line.width() > columns {
+                    line.truncate(line.len() - word.len() - 1);
+                    lines.push(word.into_owned());
+                }
+            }
+            _ => lines.push(word.into_owned()),
+        }
+    }
+    lines
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,12 +102,25 @@ mod tests {
         assert_eq!(fit("cafe\u{301}", 6), "cafe\u{301}  ");
     }
 
+    #[test]
+    fn wrapped_between_words() {
+        assert_eq!(wrap("one two  three", 7), ["one two", "three"]);
+        assert_eq!(wrap("one two three", 5), ["one", "two", "three"]);
+        assert_eq!(wrap("模型 缓存 x", 6), ["模型", "缓存 x"]);
+        assert_eq!(wrap("/a/long/folder is", 6), ["/a/…er", "is"]);
+        assert_eq!(
+            (wrap("hh模 x", 2), wrap("", 5), wrap("a", 0)),
+            (vec!["h…".to_owned(), "x".to_owned()], vec![], vec![String::new()])
+        );
+    }
+
     proptest! {
         #[test]
         fn never_wider_than_asked(text: String, columns in 0..40usize) {
             prop_assert!(cut(&text, columns).width() <= columns);
             prop_assert!(cut_middle(&text, columns).width() <= columns);
             prop_assert_eq!(fit(&text, columns).width(), columns);
+            prop_assert!(wrap(&text, columns).iter().all(|line| line.width() <= columns));
         }
     }
 }

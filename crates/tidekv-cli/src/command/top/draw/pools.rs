@@ -1,9 +1,9 @@
 //! The table of pools, and what stands there while there are none.
 
 use ratatui::Frame;
-use ratatui::layout::{Alignment, Rect};
+use ratatui::layout::Rect;
+use ratatui::style;
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Paragraph, Wrap};
 use tidekv_core::units::Bytes;
 
 use super::bar::Bar;
@@ -14,14 +14,20 @@ use super::{Style, columns};
 use crate::command::table::Pressure;
 use crate::command::top::collect::PoolSample;
 use crate::command::top::state::{State, Track};
-use crate::text::{compact_size, cut_middle, fit, printable, width};
+use crate::text::{compact_size, cut_middle, fit, printable, width, wrap};
 
 pub(super) fn draw(state: &State, style: Style<'_>, frame: &mut Frame<'_>, titles: Rect, area: Rect) {
     let visible = state.visible();
     if visible.is_empty() {
-        let text = Paragraph::new(nothing(state, style)).alignment(Alignment::Center).wrap(Wrap { trim: true });
         let down = area.height / 3;
-        frame.render_widget(text, Rect { y: area.y + down, height: area.height - down, ..area });
+        let area = Rect { y: area.y + down, height: area.height - down, ..area };
+        // Wrapped here: a Paragraph that wraps wide characters may write outside of its area, which panics.
+        let wrapped = nothing(state, style).into_iter().flat_map(|(text, style)| {
+            wrap(&text, usize::from(area.width)).into_iter().map(move |line| Line::styled(line, style).centered())
+        });
+        for (line, row) in wrapped.zip(area.rows()) {
+            frame.render_widget(line, row);
+        }
         return;
     }
     let devices = &state.picture().sample.devices;
@@ -141,28 +147,29 @@ fn short_rate(rate: f64) -> String {
 }
 
 /// What to say where there is no row.
-fn nothing(state: &State, style: Style<'_>) -> Vec<Line<'static>> {
+fn nothing(state: &State, style: Style<'_>) -> Vec<(String, style::Style)> {
     let choices = state.choices();
     let hidden = state.picture().tracks.len();
-    let title = |text: String| Line::styled(text, style.theme.title());
+    let title = |text: String| (text, style.theme.title());
+    let plain = |text: String| (text, style::Style::default());
     if hidden > 0 {
         return vec![
             title(format!("No pool's name contains '{}'.", printable(&choices.filter))),
-            Line::raw(format!("{hidden} are there. Esc clears the filter, / changes it.")),
+            plain(format!("{hidden} are there. Esc clears the filter, / changes it.")),
         ];
     }
     if !choices.names.is_empty() {
         let names = choices.names.join(", ");
         return vec![
             title(format!("Waiting for {}: not there yet.", printable(&names))),
-            Line::raw("It appears here as soon as there is a pool of that name."),
+            plain("It appears here as soon as there is a pool of that name.".to_owned()),
         ];
     }
     let folder = style.folder.display().to_string();
     vec![
         title("No active KVCached segments found.".to_owned()),
-        Line::raw(format!("Pools appear here as soon as an engine makes one in {}.", printable(&folder))),
-        Line::raw("Another folder: --dir, or KVCACHED_RUNTIME_DIR. Something wrong: kvctl doctor."),
+        plain(format!("Pools appear here as soon as an engine makes one in {}.", printable(&folder))),
+        plain("Another folder: --dir, or KVCACHED_RUNTIME_DIR. Something wrong: kvctl doctor.".to_owned()),
     ]
 }
 
