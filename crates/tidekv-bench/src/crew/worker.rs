@@ -5,10 +5,11 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
 use tidekv_core::blocks::BlockLease;
 use tidekv_core::units::Bytes;
+use tidekv_pool::PoolError;
 use tidekv_shm::{DeviceName, Ledger, RuntimeDir};
 
 use super::holding::{Grower, Holding, micros, refusal};
@@ -27,6 +28,9 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most blocks that churning holds, and leases at once.
 const CHURN_BLOCKS: usize = 64;
 const CHURN_STEP: u32 = 8;
+
+/// A pool waits a fifth of a second for the ledger each time.
+const RESIZE_TRIES: u32 = 50;
 
 /// Arguments of the hidden `kvbench worker`: none. Everything comes as orders.
 #[derive(Args, Clone, Copy, Debug)]
@@ -157,10 +161,10 @@ impl Worker {
                 Err(TryRecvError::Empty) => {}
             }
             match random.below(16) {
-                0 => drop(pool.trim()?),
+                0 => drop(unless_transient(pool.trim())?),
                 // A limit in the middle of what is in use, then none: shrinking and growing again.
-                1 => drop(pool.resize(Bytes(whole.0 / 4))?),
-                2 => drop(pool.resize(whole)?),
+                1 => drop(unless_transient(pool.resize(Bytes(whole.0 / 4)))?),
+                2 => drop(unless_transient(pool.resize(whole))?),
                 3..8 if !leases.is_empty() => {
                     random.shuffle(&mut leases);
                     let keep = random.below(leases.len());
@@ -180,7 +184,11 @@ impl Worker {
                 next_report = Instant::now() + REPORT_PERIOD;
             }
         };
-        pool.resize(whole)?;
+        // The last one counts.
+        let mut tries = 0..RESIZE_TRIES;
+        while unless_transient(pool.resize(whole))?.is_none() {
+            ensure!(tries.next().is_some(), "the ledger was locked through {RESIZE_TRIES} tries to set a limit");
+        }
         self.holding.free(&leases)?;
         Ok(event)
     }
@@ -206,6 +214,14 @@ impl Worker {
         })??;
         say(&Word::Unlocked)?;
         Ok(event)
+    }
+}
+
+/// What came of a call, or `None` where the ledger was locked for longer than a pool waits: on a busy machine that happens.
+fn unless_transient<T>(outcome: Result<T, PoolError>) -> Result<Option<T>, PoolError> {
+    match outcome {
+        Err(error) if error.is_transient() => Ok(None),
+        outcome => outcome.map(Some),
     }
 }
 

@@ -27,6 +27,13 @@ pub(crate) fn path_with_our_binaries() -> String {
     format!("{}:{}", folder.display(), std::env::var("PATH").unwrap())
 }
 
+/// Makes a program that does as the script says. Another process writes it: a child that another test starts at this moment
+/// must not have it open for writing, or it cannot be run.
+pub(crate) fn make_program(path: &Path, script: &str) {
+    let write = ["-c", r#"printf '#!/bin/sh\n%s\n' "$1" > "$0" && chmod 755 "$0""#];
+    assert!(Command::new("sh").args(write).arg(path).arg(script).status().unwrap().success());
+}
+
 /// Says past the capture of test output why a test did not run; `scripts/test` lists these lines.
 pub(crate) fn skipped(test: &str, reason: &str) {
     let _ = std::io::stderr().write_all(format!("SKIPPED: {test}: {reason}\n").as_bytes());

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tidekv_core::units::{Bytes, GroupId};
 use tidekv_shm::{DeviceName, EntrySpec, Ledger, PoolName};
 
-use crate::common::{GIB, PAGE, Ran, Victim, World, patience};
+use crate::common::{GIB, PAGE, Ran, Victim, World, make_program, patience};
 use crate::tmux::Terminal;
 
 /// What scripts may rely on. Ids are never renamed; new ones are added here.
@@ -71,8 +71,7 @@ fn check<'a>(report: &'a Value, id: &str) -> &'a Value {
 
 fn program(world: &World, script: &str) -> PathBuf {
     let path = world.path("python");
-    fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    make_program(&path, script);
     path
 }
 

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use proptest::prelude::*;
 use tidekv_core::units::Bytes;
 
-use crate::common::World;
+use crate::common::{World, make_program};
 use crate::tmux::Terminal;
 
 const BANNER: &str = "Entering kvcached shell. Type 'help' for commands, 'exit' to quit.";
@@ -235,8 +235,7 @@ fn trap(world: &World) -> (String, impl Fn() -> bool) {
     let folder = world.path("bin");
     fs::create_dir(&folder).unwrap();
     let (program, mark) = (folder.join("canary"), world.path("it-was-run"));
-    fs::write(&program, format!("#!/bin/sh\n: > '{}'\n", mark.display())).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    make_program(&program, &format!(": > '{}'", mark.display()));
     (folder.to_str().unwrap().to_owned(), move || mark.exists())
 }
 

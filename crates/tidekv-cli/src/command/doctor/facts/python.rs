@@ -113,7 +113,6 @@ fn parse(output: &[u8]) -> Option<Python> {
 mod tests {
     use super::*;
     use std::fs;
-    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn the_interpreter_that_was_named_comes_first() {
@@ -139,8 +138,11 @@ mod tests {
     fn program(script: &str) -> (tempfile::TempDir, Interpreter) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("python");
-        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        // Written by another process: a child that another test starts at this moment must not have it open for writing, or
+        // it cannot be run.
+        let write = ["-c", r#"printf '#!/bin/sh\n%s\n' "$1" > "$0" && chmod 755 "$0""#];
+        let mut shell = std::process::Command::new("sh");
+        assert!(shell.args(write).arg(&path).arg(script).status().unwrap().success());
         let interpreter = Interpreter::choose(Some(&path), None);
         (folder, interpreter)
     }
