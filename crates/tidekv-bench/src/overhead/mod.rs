@@ -19,7 +19,7 @@
 //! | figure of `summary`                                      | meaning                                                     |
 //! |----------------------------------------------------------|-------------------------------------------------------------|
 //! | `rates[].throughput_ratio`                               | elastic / static, the middle of the rounds' ratios; `rate` is a number, or `"inf"` where requests follow each other |
-//! | `rates[].{ttft_p50,itl_p50,e2e_p50}_ratio`               | the median of all requests, each compared with itself: its time with elastic / with static memory |
+//! | `rates[].{ttft_p50,itl_p50,e2e_p50}_ratio`               | the smoothed median of all requests, each compared with itself: its time with elastic / with static memory |
 //! | (ITL)                                                    | the mean gap of each answer, of which the median: where several tokens come in one read, single gaps say how they were read |
 //! | `rates[].ci.{throughput,ttft_p50,itl_p50}`               | its 95 % interval, by signed ranks of the rounds              |
 //! | `rates[].rounds`, `rates[].pairs`                        | how many rounds a rate was part of, and with how many pairs of slices |
@@ -101,6 +101,10 @@ pub struct OverheadArgs {
     /// Seed of prompts and arrivals
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
+
+    /// Keep every request's times in the result
+    #[arg(long)]
+    pub save_detailed: bool,
 
     /// Where the result goes.
     #[command(flatten)]
@@ -187,6 +191,9 @@ pub fn run(args: &OverheadArgs) -> anyhow::Result<Outcome> {
     drop(progress);
     let judged = judge::judge(&plan, args.tolerance, &measured);
     report::fill(&mut result, &plan, &measured, &judged);
+    if args.save_detailed {
+        result.set_more("pairs", report::pairs(&plan, &measured));
+    }
     result.set_partial(measured.is_partial);
     output.emit(&result, &report::tables(&plan, &measured, &judged))?;
     Ok(session.interrupt().outcome(judged.outcome()))

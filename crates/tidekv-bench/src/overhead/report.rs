@@ -68,13 +68,7 @@ fn sweep(plan: &Plan, measured: &Measured, judged: &Judgement) -> Vec<Value> {
                     ("arm".to_owned(), (*name).into()),
                     ("repeat".to_owned(), repeat.into()),
                 ]);
-                row.insert(
-                    "request_rate".to_owned(),
-                    match cell.cell.point {
-                        Point::Rate(rate) => rate.into(),
-                        Point::Saturated(_) => "inf".into(),
-                    },
-                );
+                row.insert("request_rate".to_owned(), request_rate(cell.cell.point));
                 row.extend(slice.requests_per_s().map(|value| ("throughput".to_owned(), value.into())));
                 for (figure, times, percent) in [
                     ("ttft_p50", &slice.ttft, 50),
@@ -89,6 +83,34 @@ fn sweep(plan: &Plan, measured: &Measured, judged: &Judgement) -> Vec<Value> {
         }
     }
     rows
+}
+
+/// One row for each pair of slices: the times of its requests with A and with B, the same request at the same place.
+pub(super) fn pairs(plan: &Plan, measured: &Measured) -> Vec<Value> {
+    let ms = |times: &Samples| times.values_ns().iter().map(|&ns| to_f64(ns) / 1e6).collect::<Vec<f64>>();
+    let times = |slice: &Answers| {
+        json!({"ttft_ms": ms(&slice.ttft), "itl_mean_ms": ms(&slice.mean_itl), "e2e_ms": ms(&slice.e2e),
+               "seconds": slice.duration.as_secs_f64()})
+    };
+    let mut rows = Vec::new();
+    for (cell, blocks) in plan.cells().into_iter().zip(&measured.cells) {
+        for (round, block) in blocks.iter().enumerate() {
+            for (pair, [a, b]) in block.iter().enumerate() {
+                rows.push(json!({
+                    "profile": plan.profiles[cell.profile].name, "request_rate": request_rate(cell.point),
+                    "round": round, "pair": pair, plan.names[0]: times(a), plan.names[1]: times(b),
+                }));
+            }
+        }
+    }
+    rows
+}
+
+fn request_rate(point: Point) -> Value {
+    match point {
+        Point::Rate(rate) => rate.into(),
+        Point::Saturated(_) => "inf".into(),
+    }
 }
 
 fn label(point: Point) -> String {

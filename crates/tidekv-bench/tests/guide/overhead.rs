@@ -13,7 +13,7 @@ fn measured(args: &[&str]) -> Value {
 
 #[test]
 fn rounds_and_seconds_say_how_much_is_measured() {
-    let result = measured(&["--rates", "16", "--saturated", "2", "--rounds", "3", "--seconds", "3"]);
+    let result = measured(&["--rates", "16", "--saturated", "2", "--rounds", "3", "--seconds", "3", "--save-detailed"]);
     let (summary, rates) = (&result["summary"], &result["summary"]["rates"]);
     assert_eq!([&rates[0]["rounds"], &rates[1]["rounds"]], [3, 3]);
     assert!(rates[0]["pairs"].as_u64().unwrap() >= 3, "{rates}");
@@ -27,13 +27,21 @@ fn rounds_and_seconds_say_how_much_is_measured() {
     assert!(summary["starts"].as_f64().unwrap() >= 2.0 && summary["elapsed_s"].as_f64().unwrap() > 0.0, "{summary}");
     assert_eq!(summary["verdict"], "underpowered: too noisy to tell", "three rounds show nothing");
     assert_eq!(result["sweep"].as_array().unwrap().len(), 2 * 2 * 3, "a row for each point, side and round");
+    let pairs = result["pairs"].as_array().unwrap();
+    let of_rate = pairs.iter().filter(|pair| pair["request_rate"] == 16.0);
+    assert_eq!(of_rate.clone().count() as u64, rates[0]["pairs"].as_u64().unwrap());
+    for pair in of_rate {
+        let count = |side: &str, times: &str| pair[side][times].as_array().unwrap().len();
+        assert!(count("static", "ttft_ms") > 0, "{pair}");
+        assert_eq!(count("static", "ttft_ms"), count("elastic", "itl_mean_ms"), "{pair}");
+    }
 }
 
 #[test]
 fn minutes_are_for_everything_and_no_round_is_begun_that_they_have_no_room_for() {
     let result = measured(&["--rates", "32", "--saturated", "0", "--minutes", "0.1"]);
     let rounds = result["summary"]["rates"][0]["rounds"].as_u64().unwrap();
-    assert!((1..=12).contains(&rounds), "{rounds}");
+    assert!((1..=24).contains(&rounds), "{rounds}");
     assert_eq!((&result["args"]["minutes"], &result["args"]["seconds"]), (&0.1.into(), &Value::Null));
     KvBench::new("overhead").args(&["--minutes", "1", "--seconds", "5"]).refused("--seconds");
     KvBench::new("overhead").args(&["--minutes", "0"]).refused("--minutes");
