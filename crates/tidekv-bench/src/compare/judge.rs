@@ -33,8 +33,8 @@ use serde::Serialize;
 
 use super::direction::Direction;
 use crate::statistics::{
-    Bootstrap, Confidence, Estimate, enough_pairs, enough_runs, grouped_median, grouped_test, mann_whitney, median,
-    paired_ratio, signed_rank,
+    Bootstrap, Changes, Confidence, Estimate, enough_pairs, enough_runs, mann_whitney, median, paired_ratio,
+    signed_rank,
 };
 
 /// What the second value is, measured by the first.
@@ -172,17 +172,16 @@ pub fn judge_pairs(direction: Direction, pairs: &[(f64, f64)], tolerance: Tolera
     evidence.conclude(direction, (&a, &b), (Some(ratio), None), tolerance)
 }
 
-/// Judges requests in runs: each is the logarithm of its time with B over its time with A.
-pub fn judge_groups(
+/// Judges what changed in groups: requests in runs, say. `None` where nothing did that is a number.
+pub fn judge_changes(
     direction: Direction,
-    groups: &[Vec<f64>],
+    changes: &Changes,
     tolerance: Tolerance,
     confidence: Confidence,
 ) -> Option<Judged> {
-    let ratio = grouped_median(groups, confidence)?.exp();
+    let ratio = changes.median(confidence)?.exp();
     let risk = confidence.risk();
-    let runs = groups.iter().filter(|group| !group.is_empty()).count();
-    let evidence = Evidence { enough: enough_pairs(runs, risk), p_value: grouped_test(groups), risk };
+    let evidence = Evidence { enough: enough_pairs(changes.count(), risk), p_value: changes.test(), risk };
     Some(evidence.conclude(direction, (&[], &[]), (Some(ratio), None), tolerance))
 }
 

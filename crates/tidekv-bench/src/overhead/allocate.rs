@@ -51,6 +51,19 @@ impl Known {
     }
 }
 
+/// Seconds of the shortest round: a pair of slices for everybody who wants one.
+pub(super) fn least_s(cells: &[Known]) -> f64 {
+    let wanting = cells.iter().zip(wanted(cells)).filter(|(_, wanted)| *wanted > 0.0);
+    wanting.map(|(cell, _)| cell.pair_s).sum()
+}
+
+/// Into how many rounds the time that is left is divided: fewer than were planned where they would be too short for it.
+pub(super) fn rounds_within(left_s: f64, planned: usize, least_s: f64) -> usize {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count; what does not fit is many")]
+    let most = if least_s > 0.0 { (left_s / least_s) as usize } else { usize::MAX };
+    planned.min(most)
+}
+
 /// Pairs of slices for each cell in a round of so many seconds. None for anybody: it is enough.
 pub(super) fn pairs(cells: &[Known], seconds: f64) -> Vec<usize> {
     let wanted = wanted(cells);
@@ -77,8 +90,8 @@ fn wanted(cells: &[Known]) -> Vec<f64> {
 mod tests {
     use super::*;
     use crate::compare::direction::Direction;
-    use crate::compare::judge::{Judged, Tolerance, Verdict, judge_groups};
-    use crate::statistics::grouped_median;
+    use crate::compare::judge::{Judged, Tolerance, Verdict, judge_changes};
+    use crate::statistics::Changes;
     use crate::statistics::simulation::Machine;
 
     fn known(rounds: usize, half_width: Option<f64>, spent_s: f64) -> Known {
@@ -100,17 +113,29 @@ mod tests {
         assert_eq!(pairs(&[known(6, Some(2.0), 1.0)], 0.1), [1], "whoever is measured at all gets a pair");
     }
 
+    #[test]
+    fn rounds_are_as_many_as_there_is_time_for() {
+        let cells =
+            [Known { pair_s: 4.0, ..known(6, Some(0.8), 10.0) }, Known { pair_s: 2.0, ..known(6, Some(0.1), 10.0) }];
+        assert_eq!(least_s(&cells), 4.0, "who has enough takes no time");
+        assert_eq!(least_s(&cells.map(|cell| Known { rounds: 0, ..cell })), 6.0);
+        assert_eq!(rounds_within(100.0, 24, 4.0), 24);
+        assert_eq!(rounds_within(20.0, 24, 4.0), 5);
+        assert_eq!(rounds_within(3.0, 24, 4.0), 0);
+        assert_eq!(rounds_within(3.0, 24, 0.0), 24, "until a pair was measured nobody knows");
+    }
+
     /// A whole run of two cells, one of them noisy: rounds of pairs, allocated by width, until enough or out of time.
     fn run(machine: &mut Machine, truth: f64, noise: [f64; 2]) -> [Judged; 2] {
         const ROUNDS: usize = 10;
         const ROUND_S: f64 = 14.0;
-        let mut rounds: [Vec<Vec<f64>>; 2] = Default::default();
+        let mut rounds: [Changes; 2] = Default::default();
         let mut spent_s = [0.0; 2];
         for _ in 0..ROUNDS {
             let known = [0, 1].map(|cell| {
-                let interval = grouped_median(&rounds[cell], Confidence::USUAL);
+                let interval = rounds[cell].median(Confidence::USUAL);
                 let half_width = interval.map(|ends| (ends.high - ends.low) / 2.0 / Tolerance::OF_RUNS.share());
-                known(rounds[cell].len(), half_width, spent_s[cell])
+                known(rounds[cell].count(), half_width, spent_s[cell])
             });
             let pairs = pairs(&known, ROUND_S);
             if pairs == [0, 0] {
@@ -120,12 +145,12 @@ mod tests {
                 // What a start of the servers brings for all pairs of a round, and what each of them has.
                 let start = 0.002 * machine.normal();
                 let change = |_| truth + start + noise[cell] * (machine.uniform().ln() - machine.uniform().ln());
-                rounds[cell].push((0..pairs[cell]).map(change).collect());
+                rounds[cell].groups.push((0..pairs[cell]).map(change).collect());
                 spent_s[cell] += to_f64(pairs[cell] as u64);
             }
         }
-        let judge = |rounds: Vec<Vec<f64>>| {
-            judge_groups(Direction::Lower, &rounds, Tolerance::OF_RUNS, Confidence::USUAL).expect("there are rounds")
+        let judge = |rounds: Changes| {
+            judge_changes(Direction::Lower, &rounds, Tolerance::OF_RUNS, Confidence::USUAL).expect("there are rounds")
         };
         rounds.map(judge)
     }

@@ -98,10 +98,7 @@ struct Run<'a> {
 impl Run<'_> {
     /// One round; `false` where there is nothing left to do, or no time.
     fn round(&mut self, round: usize, progress: &Progress) -> anyhow::Result<bool> {
-        let round_s = self.round_s(round);
-        if round > 0 && round_s < self.shortest_round_s() {
-            return Ok(false);
-        }
+        let Some(round_s) = self.round_s(round) else { return Ok(false) };
         progress.now("starting");
         if self.plan.both_up {
             if round > 0 && self.is_worth_restarting(round_s) {
@@ -117,7 +114,7 @@ impl Run<'_> {
             // What is left after this start, less the starts of the rounds to come.
             Design::Within { .. } => {
                 self.estimate_pairs()?;
-                let round_s = self.round_s(round);
+                let round_s = self.round_s(round).unwrap_or(0.0);
                 let start_s = if self.is_worth_restarting(round_s) { self.start_s } else { 0.0 };
                 allocate::pairs(&self.known, (round_s - start_s).max(0.0))
             }
@@ -141,23 +138,22 @@ impl Run<'_> {
         self.arms.can_restart() && self.start_s <= RESTART_PART * round_s
     }
 
-    /// Seconds of a round: what is left, divided among those to come.
-    fn round_s(&self, round: usize) -> f64 {
+    /// Seconds of a round: what is left, divided among those to come. `None` where there is no time for another.
+    fn round_s(&self, round: usize) -> Option<f64> {
         match self.plan.design {
             Design::Fixed { rounds, seconds } => {
                 let weights: f64 = self.known.iter().map(|known| known.weight).sum();
-                seconds * weights / f64::from(rounds)
+                Some(seconds * weights / f64::from(rounds))
             }
             Design::Within { minutes, rounds } => {
                 let left_s = minutes * 60.0 - self.begun.elapsed().as_secs_f64();
-                left_s / to_f64(u64::from(rounds).saturating_sub(word(round)).max(1))
+                let planned = (rounds as usize).saturating_sub(round).max(1);
+                let rounds = allocate::rounds_within(left_s, planned, allocate::least_s(&self.known));
+                // The first one is measured however little time there is.
+                let rounds = rounds.max(usize::from(round == 0));
+                (rounds > 0).then(|| left_s.max(0.0) / to_f64(word(rounds)))
             }
         }
-    }
-
-    /// In less than the longest pair takes, nothing can be measured that is not measured already.
-    fn shortest_round_s(&self) -> f64 {
-        self.known.iter().map(|known| known.pair_s).fold(0.0, f64::max)
     }
 
     /// Until a pair was measured, how long it takes follows from its slices.

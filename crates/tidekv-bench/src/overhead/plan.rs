@@ -29,7 +29,7 @@ const SLICE_ANSWERS: f64 = 5.0;
 const MAX_SLICE_S: f64 = 20.0;
 /// Without pause a slice begins and ends with fewer requests under way: that is to be its smaller part.
 const SATURATED_S: f64 = 0.5;
-const SATURATED_TURNS: f64 = 4.0;
+const SATURATED_TURNS: f64 = 8.0;
 
 /// What is measured, and what `args` of the result says.
 #[derive(Clone, Debug, Serialize)]
@@ -260,11 +260,11 @@ pub(super) mod tests {
         let fast = Speed { per_s: 150.0, alone_s: 0.01 };
         let requests = |point, speed, most_s| plan.slice(point, speed, most_s).requests;
         assert_eq!([1.0, 8.0, 16.0, 64.0].map(|rate| requests(Point::Rate(rate), fast, 60.0)), [1, 1, 2, 8]);
-        assert_eq!(requests(Point::Saturated(16), fast, 60.0), 75);
+        assert_eq!(requests(Point::Saturated(16), fast, 60.0), 128);
         // An answer of a second: at 8 a second some forty of them are under way, and a slice must be longer than that takes.
         let slow = Speed { per_s: 150.0, alone_s: 1.0 };
         assert_eq!(requests(Point::Rate(8.0), slow, 60.0), 40);
-        assert_eq!(requests(Point::Saturated(256), fast, 60.0), 1024);
+        assert_eq!(requests(Point::Saturated(256), fast, 60.0), 2048);
         assert_eq!(requests(Point::Rate(8.0), slow, 0.25), 2, "whoever asks for little time gets little");
     }
 

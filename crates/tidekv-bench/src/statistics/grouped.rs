@@ -7,12 +7,15 @@
 //!                                round 3 │    · │· ·    ·                        +2      signed ranks of the rounds:
 //!                                               θ                                        is θ too low, too high, or neither?
 //!   score of a change                   -1 ───╱─── +1
-//!                                      from θ - half a deviation to θ + half a deviation
+//!                                      from θ - reach to θ + reach
 //! ```
 //!
 //! Which changes are larger than θ says most of what there is to know, and a request that took five times as long because
 //! the machine was elsewhere counts no more than any other. So scores are signs, but for those next to θ, which count in
 //! proportion: a median, smoothed where it would jump from one request to the next.
+//!
+//! How near that is, is half of the usual deviation, or [`Changes::in_proportion`] where that is more: a median leaves out what
+//! few requests have, and where these few make up for what the many have, it must not.
 //!
 //! The sum of a round is one sample, however many requests it has, and is as likely above zero as below where θ is true. That
 //! is all that Wilcoxon's signed ranks need, so the interval of all θ that they do not refuse has its confidence whatever
@@ -29,22 +32,39 @@ const NORMAL: f64 = 1.4826;
 /// Halvings of the range in which an end of the interval lies: to a billionth of it.
 const HALVINGS: u32 = 30;
 
-/// The smoothed median of all changes and the interval around it. With fewer groups than any interval of this confidence needs
-/// ([`enough_pairs`](super::enough_pairs)) it spans all that the groups leave possible. `None` without changes, or where one is
-/// no number.
-pub fn grouped_median(groups: &[Vec<f64>], confidence: Confidence) -> Option<Estimate> {
-    let groups = Groups::of(groups)?;
-    let outside = averages_outside(groups.groups.len(), confidence.risk() / 2.0);
-    let (low, high) =
-        (groups.smallest(|sides| sides.not_above > outside), groups.smallest(|sides| sides.not_below <= outside));
-    let value = groups.smallest(|sides| sides.not_above >= sides.not_below);
-    let high = high.max(low);
-    Some(Estimate { value: value.clamp(low, high), low, high })
+/// From A to B, as logarithms.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Changes {
+    /// Those of a group are one sample.
+    pub groups: Vec<Vec<f64>>,
+    /// Changes that are nearer to a candidate count in proportion to how far they are from it, and not by their side alone.
+    /// Infinite: all do, and groups of one are compared as [`hodges_lehmann`](super::hodges_lehmann) compares pairs.
+    pub in_proportion: f64,
 }
 
-/// The probability, two-sided, that sides which do not differ are as far apart as these changes are. 1 without changes.
-pub fn grouped_test(groups: &[Vec<f64>]) -> f64 {
-    Groups::of(groups).map_or(1.0, |groups| signed_rank(&groups.scores(0.0)))
+impl Changes {
+    /// The smoothed median of all changes and the interval around it. With fewer groups than any interval of this confidence
+    /// needs ([`enough_pairs`](super::enough_pairs)) it spans all that the groups leave possible. `None` without changes, or
+    /// where one is no number.
+    pub fn median(&self, confidence: Confidence) -> Option<Estimate> {
+        let groups = Groups::of(self)?;
+        let outside = averages_outside(groups.groups.len(), confidence.risk() / 2.0);
+        let (low, high) =
+            (groups.smallest(|sides| sides.not_above > outside), groups.smallest(|sides| sides.not_below <= outside));
+        let value = groups.smallest(|sides| sides.not_above >= sides.not_below);
+        let high = high.max(low);
+        Some(Estimate { value: value.clamp(low, high), low, high })
+    }
+
+    /// The probability, two-sided, that sides which do not differ are as far apart as these changes are. 1 without changes.
+    pub fn test(&self) -> f64 {
+        Groups::of(self).map_or(1.0, |groups| signed_rank(&groups.scores(0.0)))
+    }
+
+    /// Groups that have something to say.
+    pub fn count(&self) -> usize {
+        self.groups.iter().filter(|group| !group.is_empty()).count()
+    }
 }
 
 struct Groups<'a> {
@@ -62,14 +82,15 @@ struct Sides {
 }
 
 impl<'a> Groups<'a> {
-    fn of(groups: &'a [Vec<f64>]) -> Option<Self> {
-        let groups: Vec<&[f64]> = groups.iter().map(Vec::as_slice).filter(|group| !group.is_empty()).collect();
+    fn of(changes: &'a Changes) -> Option<Self> {
+        let groups: Vec<&[f64]> = changes.groups.iter().map(Vec::as_slice).filter(|group| !group.is_empty()).collect();
         let all: Vec<f64> = groups.concat();
         let middle = median(&all).filter(|_| all.iter().all(|change| change.is_finite()))?;
         let deviations: Vec<f64> = all.iter().map(|change| (change - middle).abs()).collect();
-        let reach = SMOOTHED * NORMAL * median(&deviations)?;
         let least = all.iter().copied().fold(f64::INFINITY, f64::min);
         let most = all.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        // No further than from one end to the other: all are in reach then.
+        let reach = (SMOOTHED * NORMAL * median(&deviations)?).max(changes.in_proportion.min(most - least));
         Some(Self { groups, reach, range: (least - reach, most + reach) })
     }
 
@@ -113,8 +134,12 @@ mod tests {
     use crate::statistics::simulation::Machine;
     use crate::statistics::{enough_pairs, hodges_lehmann};
 
+    fn of(groups: &[Vec<f64>]) -> Changes {
+        Changes { groups: groups.to_vec(), in_proportion: 0.0 }
+    }
+
     fn usual(groups: &[Vec<f64>]) -> Estimate {
-        grouped_median(groups, Confidence::USUAL).unwrap()
+        of(groups).median(Confidence::USUAL).unwrap()
     }
 
     /// What a request has: mostly little, now and then a hiccup of either side.
@@ -136,14 +161,14 @@ mod tests {
 
     #[test]
     fn nothing_has_no_median_and_what_never_differs_has_no_width() {
-        assert_eq!(grouped_median(&[], Confidence::USUAL), None);
-        assert_eq!(grouped_median(&[vec![], vec![]], Confidence::USUAL), None);
-        assert_eq!(grouped_median(&[vec![f64::NAN]], Confidence::USUAL), None);
-        assert_eq!(grouped_test(&[]), 1.0);
+        assert_eq!(of(&[]).median(Confidence::USUAL), None);
+        assert_eq!(of(&[vec![], vec![]]).median(Confidence::USUAL), None);
+        assert_eq!(of(&[vec![f64::NAN]]).median(Confidence::USUAL), None);
+        assert_eq!(of(&[]).test(), 1.0);
         let same = usual(&vec![vec![0.25; 4]; 8]);
         assert!((same.low - 0.25).abs() < 1e-6 && (same.high - 0.25).abs() < 1e-6, "{same:?}");
-        assert!(grouped_test(&vec![vec![0.25; 4]; 8]) < 0.01);
-        assert_eq!(grouped_test(&vec![vec![0.0; 4]; 8]), 1.0);
+        assert!(of(&vec![vec![0.25; 4]; 8]).test() < 0.01);
+        assert_eq!(of(&vec![vec![0.0; 4]; 8]).test(), 1.0);
     }
 
     #[test]
@@ -186,7 +211,30 @@ mod tests {
         assert!(estimate.low < 0.0 && estimate.value < 0.03, "{estimate:?}");
     }
 
+    #[test]
+    fn few_that_make_up_for_many_are_heard_where_they_are_in_proportion() {
+        // One in ten is nine hundredths less, the others one hundredth more.
+        let groups = vec![[vec![0.01; 9], vec![-0.09]].concat(); 8];
+        let of = |in_proportion: f64| {
+            Changes { groups: groups.clone(), in_proportion }.median(Confidence::USUAL).unwrap().value
+        };
+        assert!((of(0.0) - 0.01).abs() < 1e-6 && (of(0.04) - 0.0056).abs() < 1e-3, "{} {}", of(0.0), of(0.04));
+        assert!(of(0.1).abs() < 1e-6 && of(f64::INFINITY).abs() < 1e-6, "{} {}", of(0.1), of(f64::INFINITY));
+    }
+
     proptest! {
+        #[test]
+        fn groups_of_one_in_proportion_are_pairs(changes in prop::collection::vec(-1000..1000i32, 1..14)) {
+            let changes: Vec<f64> = changes.into_iter().map(|change| f64::from(change) / 7.0).collect();
+            let groups = changes.iter().map(|&change| vec![change]).collect();
+            let ours = Changes { groups, in_proportion: f64::INFINITY };
+            let estimate = ours.median(Confidence::USUAL).unwrap();
+            let pairs = hodges_lehmann(&changes, Confidence::USUAL).unwrap();
+            prop_assert!((estimate.low - pairs.low).abs() < 1e-3, "{estimate:?} and {pairs:?}");
+            prop_assert!((estimate.high - pairs.high).abs() < 1e-3, "{estimate:?} and {pairs:?}");
+            prop_assert!((ours.test() - signed_rank(&changes)).abs() < 1e-9);
+        }
+
         /// The interval leaves out zero exactly where the test finds a difference, and follows whatever is done to the changes.
         #[test]
         fn interval_and_test_agree(
@@ -197,7 +245,7 @@ mod tests {
                 groups.iter().map(|group| group.iter().map(|&change| f64::from(change) / 7.0).collect()).collect();
             let estimate = usual(&groups);
             prop_assert!(estimate.low <= estimate.value && estimate.value <= estimate.high);
-            let p_value = grouped_test(&groups);
+            let p_value = of(&groups).test();
             if enough_pairs(groups.len(), 0.05) && (estimate.low > 1e-3 || estimate.high < -1e-3) {
                 prop_assert!(p_value <= 0.05, "{estimate:?} and {p_value}");
             }

@@ -4,8 +4,8 @@
 //!   question                                               answer
 //!   by how much does B differ from A, several runs each    Bootstrap::ratio, Bootstrap::difference
 //!   the same where each run of B has its run of A          paired_ratio
-//!   ... and each request of a run its request              grouped_median
-//!   could chance alone have put the two sides so           mann_whitney; for pairs signed_rank, grouped_test
+//!   ... and each request of a run its request              Changes::median
+//!   could chance alone have put the two sides so           mann_whitney; for pairs signed_rank, Changes::test
 //!   are there runs enough to answer at all                 enough_runs, enough_pairs
 //!   how noisy are the runs, what could they have shown     coefficient_of_variation, detectable_change, runs_for
 //!   k of n answers were right                              wilson
@@ -33,7 +33,7 @@ mod signed_rank;
 mod spread;
 
 pub use bootstrap::{Bootstrap, Confidence, ConfidenceError, Estimate, Statistic};
-pub use grouped::{grouped_median, grouped_test};
+pub use grouped::Changes;
 pub use power::{detectable_change, runs_for};
 pub use proportion::{Mcnemar, Proportion, mcnemar, sign_test, wilson};
 pub use rank::{enough_pairs, enough_runs, mann_whitney};
