@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The object on stdout and the one in the file are the same bytes. The file is written first, so a reader
-//! that closes stdout early never costs a result; that it did is no error.
+//! that closes stdout early never costs a result; that it did is no error. A file that cannot be written is one, but what was
+//! measured is printed all the same.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -73,21 +74,24 @@ impl Output {
 
     /// Writes the file and prints `tables` or the object. `tables` is whole lines.
     pub fn emit(&self, result: &BenchResult, tables: &str) -> anyhow::Result<()> {
-        if let Some(path) = &self.args.output {
-            result.write(path).with_context(|| format!("cannot write {}", path.display()))?;
-        }
+        self.emit_to(&mut io::stdout().lock(), result, tables)
+    }
+
+    fn emit_to(&self, stdout: &mut impl Write, result: &BenchResult, tables: &str) -> anyhow::Result<()> {
+        let write = |path: &PathBuf| result.write(path).with_context(|| format!("cannot write {}", path.display()));
+        let written = self.args.output.as_ref().map_or(Ok(()), write);
         if self.args.json {
-            print(&result.to_json()?)?;
+            print_to(stdout, &result.to_json()?)?;
         } else if !self.args.quiet {
-            print(tables)?;
+            print_to(stdout, tables)?;
         }
-        Ok(())
+        written
     }
 }
 
 /// Writes whole lines to stdout. That nobody reads them any more is not an error.
 pub fn print(text: &str) -> anyhow::Result<()> {
-    print_to(&mut io::stdout().lock(), text).context("cannot write to stdout")
+    print_to(&mut io::stdout().lock(), text)
 }
 
 /// Writes `warning: ...` to stderr, or nowhere if stderr is closed.
@@ -95,10 +99,10 @@ pub fn warn(sentence: &str) {
     let _ = writeln!(io::stderr(), "warning: {sentence}");
 }
 
-fn print_to(stdout: &mut impl Write, text: &str) -> io::Result<()> {
+fn print_to(stdout: &mut impl Write, text: &str) -> anyhow::Result<()> {
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        outcome => outcome,
+        outcome => outcome.context("cannot write to stdout"),
     }
 }
 
@@ -122,10 +126,8 @@ mod tests {
     #[test]
     fn a_closed_pipe_is_no_error_and_a_full_disk_is() {
         assert!(print_to(&mut Failing(io::ErrorKind::BrokenPipe), "x").is_ok());
-        assert_eq!(
-            print_to(&mut Failing(io::ErrorKind::StorageFull), "x").unwrap_err().kind(),
-            io::ErrorKind::StorageFull
-        );
+        let error = print_to(&mut Failing(io::ErrorKind::StorageFull), "x").unwrap_err();
+        assert_eq!(error.downcast_ref::<io::Error>().map(io::Error::kind), Some(io::ErrorKind::StorageFull));
     }
 
     #[test]
@@ -134,6 +136,20 @@ mod tests {
         let path = folder.path().join("missing/a.json");
         let error = OutputArgs { output: Some(path), ..OutputArgs::default() }.open().unwrap_err();
         assert!(error.to_string().starts_with("cannot write a result to "), "{error}");
+    }
+
+    /// Nine minutes of measuring were lost to a file that was too large.
+    #[test]
+    fn what_was_measured_is_printed_even_where_the_file_cannot_be_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let args = OutputArgs { output: Some(folder.path().join("a.json")), ..OutputArgs::default() };
+        let output = args.open().unwrap();
+        drop(folder);
+        let result = BenchResult::new("x", &serde_json::json!({}), HostInfo::current()).unwrap();
+        let mut stdout = Vec::new();
+        let error = output.emit_to(&mut stdout, &result, "table\n").unwrap_err();
+        assert!(error.to_string().starts_with("cannot write "), "{error}");
+        assert_eq!(stdout, b"table\n");
     }
 
     #[test]

@@ -16,8 +16,8 @@
 //!
 //! - Numbers are finite. A figure that could not be measured is left out, never `null`; a reader refuses
 //!   `NaN`, `Infinity`, numbers beyond 64-bit floating point, and `null` under `summary`.
-//! - A written result is at most [`MAX_KEPT_BYTES`] unless it was asked to hold every answer (`generated_texts`), so that runs can be kept in a repository. When raw values
-//!   would take more, every series is thinned evenly to the same number of values and says so. Percentiles
+//! - A written result is at most [`MAX_KEPT_BYTES`], so that runs can be kept in a repository, unless it was asked to hold every
+//!   answer (`generated_texts`) or every request (`pairs`). When raw values would take more, every series is thinned evenly to the same number of values and says so. Percentiles
 //!   are always those of all samples, taken before thinning.
 //! - A reader takes files of at most [`MAX_READ_BYTES`], needs `schema`, `name` and `summary`, takes the other
 //!   fields as empty where they are missing, and ignores fields it does not know. So fields can be added
@@ -52,6 +52,9 @@ pub const MAX_READ_BYTES: u64 = 64 << 20;
 
 /// The largest result that is written.
 pub const MAX_KEPT_BYTES: usize = 1 << 20;
+
+/// Fields of which one says that somebody asked for every detail.
+const DETAILED: [&str; 2] = ["generated_texts", "pairs"];
 
 /// What every result has.
 pub(crate) const FIELDS: [&str; 6] = ["schema", "name", "args", "host", "samples", "summary"];
@@ -232,7 +235,7 @@ impl BenchResult {
 
     /// Whoever asks for every answer gets it; such a file is read again, and not kept in a repository.
     fn max_bytes(&self) -> usize {
-        let is_detailed = self.more.contains_key("generated_texts");
+        let is_detailed = DETAILED.iter().any(|&key| self.more.contains_key(key));
         if is_detailed { usize::try_from(MAX_READ_BYTES).unwrap_or(usize::MAX) } else { MAX_KEPT_BYTES }
     }
 }

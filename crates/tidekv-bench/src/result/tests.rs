@@ -140,12 +140,14 @@ fn what_stands_besides_is_kept() {
 }
 
 #[test]
-fn a_result_with_every_answer_may_be_large() {
-    let mut result = example();
-    result.set_more("errors", "x".repeat(MAX_KEPT_BYTES));
-    assert!(matches!(result.to_json(), Err(ResultError::TooLargeToKeep { .. })));
-    result.set_more("generated_texts", Value::Array(Vec::new()));
-    assert!(result.to_json().unwrap().len() > MAX_KEPT_BYTES);
+fn a_result_with_every_answer_or_request_may_be_large() {
+    for key in ["generated_texts", "pairs"] {
+        let mut result = example();
+        result.set_more("errors", "x".repeat(MAX_KEPT_BYTES));
+        assert!(matches!(result.to_json(), Err(ResultError::TooLargeToKeep { .. })));
+        result.set_more(key, Value::Array(Vec::new()));
+        assert!(result.to_json().unwrap().len() > MAX_KEPT_BYTES);
+    }
 }
 
 proptest! {
