@@ -153,6 +153,17 @@ pub enum ComputeError {
         /// Its answer.
         code: i32,
     },
+    /// More tokens in a step than kernels are launched for.
+    #[error(
+        "steps of up to {tokens} tokens are asked for, and a GPU computes at most {most} at once: give fewer to \
+         --max-num-batched-tokens and --max-num-seqs"
+    )]
+    StepTooLarge {
+        /// As given.
+        tokens: u32,
+        /// What is possible.
+        most: u32,
+    },
     /// A model that the kernels were not made for.
     #[error("{what} is {found}, and on a GPU {known} can be computed: choose the back-end cpu")]
     Unsupported {

@@ -14,6 +14,7 @@ use tidekv_mem::cuda::{DeviceMemory, PinnedMemory};
 
 use super::kernels::BEST_PARTS;
 use super::weights::Places;
+use crate::compute::ComputeError;
 use crate::config::Precision;
 use crate::model::ModelShape;
 
@@ -24,6 +25,17 @@ pub struct StepLimits {
     pub max_rows: u32,
     /// Query tokens.
     pub max_step_tokens: u32,
+}
+
+impl StepLimits {
+    /// Tokens and rows are the second dimension of some launches, and CUDA has so many blocks there.
+    const MOST: u32 = 65_535;
+
+    /// Refuses steps that no launch could have, before anybody waits for one.
+    pub(super) fn check(self) -> Result<(), ComputeError> {
+        let tokens = self.max_rows.max(self.max_step_tokens);
+        if tokens > Self::MOST { Err(ComputeError::StepTooLarge { tokens, most: Self::MOST }) } else { Ok(()) }
+    }
 }
 
 /// Addresses on the device.
@@ -168,5 +180,20 @@ impl Buffers {
         let offset = self.logits_offset + (row * self.vocab * size_of::<f32>()) as u64;
         // SAFETY: the step that wrote them was waited for.
         unsafe { self.memory.read_at(offset, bytes) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_that_no_launch_could_have_are_refused_in_one_sentence() {
+        let check = |max_rows, max_step_tokens| StepLimits { max_rows, max_step_tokens }.check();
+        assert!(check(256, 65_535).is_ok());
+        for error in [check(256, 65_536), check(70_000, 2048)] {
+            let sentence = error.unwrap_err().to_string();
+            assert!(sentence.contains("--max-num-batched-tokens") && sentence.contains("65535"), "{sentence}");
+        }
     }
 }

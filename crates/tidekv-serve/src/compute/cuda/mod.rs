@@ -134,6 +134,7 @@ impl CudaCompute {
         precision: Precision,
         limits: StepLimits,
     ) -> Result<Self, ComputeError> {
+        limits.check()?;
         let Model { shape, weights, .. } = model;
         if shape.head_size > MAX_HEAD_SIZE {
             let (what, found) = ("the size of a head", shape.head_size);
