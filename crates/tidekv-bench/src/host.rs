@@ -3,7 +3,7 @@
 //! ```text
 //!   cpu, cores, memory_bytes, kernel    read from /proc; empty or 0 where it cannot be read
 //!   governor                            how the kernel sets clock rates; `performance` is the one to measure with
-//!   gpu, driver                         given by a benchmark that opened a device, else absent
+//!   gpu, driver                         given by a benchmark that opened a device or started a server on one, else absent
 //!   commit                              of the source tree, `-dirty` with uncommitted changes (see build.rs)
 //!   build                               `release` or `debug`: a debug build is no measurement
 //!   date                                when the run started, RFC 3339, UTC, whole seconds
@@ -18,6 +18,7 @@ use std::thread;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use tidekv_cli::gpu::{GpuReader, GpuReport};
 use tidekv_mem::Capabilities;
 
 /// Commit that this binary was built from, or `unknown`.
@@ -79,11 +80,25 @@ impl HostInfo {
         }
     }
 
+    /// The same, for a run beside these GPUs: with the first of them.
+    #[must_use]
+    pub fn beside(self, gpus: Option<&GpuReport>) -> Self {
+        match gpus.and_then(|report| Some((report.gpus.first()?, report.driver.as_ref()?))) {
+            Some((gpu, driver)) => self.with_gpu(&gpu.name, driver),
+            None => self,
+        }
+    }
+
     /// The same, for a run on a device.
     #[must_use]
     pub fn with_gpu(self, gpu: impl Into<String>, driver: impl Into<String>) -> Self {
         Self { gpu: Some(gpu.into()), driver: Some(driver.into()), ..self }
     }
+}
+
+/// What the GPUs say, if there are any.
+pub fn gpus() -> Option<GpuReport> {
+    GpuReader::open().and_then(|reader| reader.look()).ok().filter(|report| !report.gpus.is_empty())
 }
 
 /// The governor of all processors; where they differ, one that is not `performance`.

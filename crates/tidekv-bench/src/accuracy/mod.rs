@@ -35,7 +35,6 @@ use crate::bench_config::BenchConfig;
 use crate::gsm8k::STOP;
 use crate::gsm8k::data::{Exam, Protocol};
 use crate::gsm8k::score::score;
-use crate::host::HostInfo;
 use crate::load::data::{Form, Made, Segment, Vocabulary, mixed};
 use crate::load::{Endpoint, Item, Prompt};
 use crate::output::OutputArgs;
@@ -138,7 +137,7 @@ pub fn run(args: &AccuracyArgs) -> anyhow::Result<Outcome> {
         seed: args.seed,
     };
     let output = args.output.open()?;
-    let mut result = BenchResult::new("accuracy", &plan, HostInfo::current())?;
+    let mut result = BenchResult::new("accuracy", &plan, sides.host())?;
     let session = Session::begin()?;
     let asking = Asking {
         max_tokens: plan.output_len,

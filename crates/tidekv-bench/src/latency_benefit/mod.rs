@@ -50,7 +50,6 @@ use tidekv_cli::exit::Outcome;
 use tidekv_core::units::Bytes;
 
 use crate::bench_config::BenchConfig;
-use crate::host::HostInfo;
 use crate::output::OutputArgs;
 use crate::result::BenchResult;
 use crate::servers::kvserve::Backend;
@@ -225,7 +224,7 @@ impl Plan {
 pub fn run(args: &LatencyBenefitArgs) -> anyhow::Result<Outcome> {
     let plan = Plan::of(args)?;
     let output = args.output.open()?;
-    let mut result = BenchResult::new("latency-benefit", &plan, HostInfo::current())?;
+    let mut result = BenchResult::new("latency-benefit", &plan, plan.backend.host())?;
     let session = Session::begin()?;
     let started = Instant::now();
     // In seconds: what is left of it is known once the machine is measured.

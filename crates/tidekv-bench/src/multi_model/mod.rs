@@ -33,7 +33,6 @@ use tidekv_core::units::Bytes;
 
 use crate::bench_config::BenchConfig;
 use crate::compare::judge::Tolerance;
-use crate::host::HostInfo;
 use crate::load::BaseUrl;
 use crate::output::OutputArgs;
 use crate::overhead::Profile;
@@ -223,7 +222,7 @@ impl Plan {
 pub fn run(args: &MultiModelArgs) -> anyhow::Result<Outcome> {
     let plan = Plan::of(args)?;
     let output = args.output.open()?;
-    let mut result = BenchResult::new("multi-model", &plan, HostInfo::current())?;
+    let mut result = BenchResult::new("multi-model", &plan, plan.backend.host())?;
     let session = Session::begin()?;
     let profiles = if plan.seconds > 0.0 { plan.profiles.len() as u64 } else { 0 };
     let progress = output.progress(2 + profiles * u64::from(plan.pairs));

@@ -154,13 +154,8 @@ impl<'a> Bench<'a> {
                 watched.push((name.clone(), endpoint.clone()));
             }
         }
-        let gpus = preflight::gpus();
-        let mut host = HostInfo::current();
-        if let Some((gpu, driver)) =
-            gpus.as_ref().and_then(|report| Some((report.gpus.first()?, report.driver.clone()?)))
-        {
-            host = host.with_gpu(&gpu.name, driver);
-        }
+        let gpus = crate::host::gpus();
+        let host = HostInfo::current().beside(gpus.as_ref());
         let mut environment = preflight::environment(&servers, gpus.as_ref());
         environment.extend(metadata.iter().map(|(key, value)| (key.clone(), value.clone().into())));
         let warnings = preflight::warnings(gpus.as_ref());

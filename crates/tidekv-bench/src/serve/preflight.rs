@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use serde_json::{Map, Value};
-use tidekv_cli::gpu::{GpuReader, GpuReport};
+use tidekv_cli::gpu::GpuReport;
 
 use crate::interrupt::Interrupt;
 use crate::load::{Client, Control, Dataset, Endpoint, Item, Run, Scenario, Stream, plan};
@@ -109,11 +109,6 @@ pub fn try_once(client: &Client, stream: &Stream, control: &Control) -> anyhow::
             bail!("{url} does not answer a first request for model {model:?}: {failure}")
         }
     }
-}
-
-/// What the GPUs say, if there are any.
-pub fn gpus() -> Option<GpuReport> {
-    GpuReader::open().and_then(|reader| reader.look()).ok().filter(|report| !report.gpus.is_empty())
 }
 
 /// Sentences about what makes a result worth less.

@@ -8,6 +8,7 @@ use serde::Serialize;
 use tidekv_cli::exit::Outcome;
 
 use super::ServerError;
+use crate::host::{self, HostInfo};
 use crate::lab::Lab;
 
 /// Arguments of `kvbench kvserve`: those of kvserve.
@@ -77,6 +78,12 @@ impl Backend {
             Self::Cpu => "cpu",
             Self::Cuda => "cuda",
         }
+    }
+
+    /// The machine, with its GPU where that computes.
+    pub fn host(self) -> HostInfo {
+        let gpus = (self == Self::Cuda).then(host::gpus).flatten();
+        HostInfo::current().beside(gpus.as_ref())
     }
 }
 

@@ -21,6 +21,7 @@ use super::kvserve::{Backend, KvServe, Memory};
 use super::session::Session;
 use super::{Launch, Server};
 use crate::bench_config::BenchConfig;
+use crate::host::HostInfo;
 use crate::lab::Lab;
 use crate::load::{Api, BaseUrl, Endpoint};
 
@@ -154,6 +155,15 @@ impl Sides {
             _ => anyhow::bail!(
                 "one side is given and the other is not: give both by --a-cmd or --a-url and --b-cmd or --b-url"
             ),
+        }
+    }
+
+    /// The machine. What a command computes on nobody knows: if there is a GPU, that.
+    pub fn host(&self) -> HostInfo {
+        match &self.launches[0] {
+            Launch::KvServe(kvserve) => kvserve.backend.host(),
+            Launch::Command { .. } => Backend::Cuda.host(),
+            Launch::Url(_) => HostInfo::current(),
         }
     }
 
