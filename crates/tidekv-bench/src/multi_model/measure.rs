@@ -55,7 +55,7 @@ pub(super) fn measure(
             }
             match slices {
                 [Some(a), Some(b)] if pair > 0 => {
-                    pairs.push([a, b]);
+                    pairs.push(Pair { sides: [a, b], first: Arm::order(pair as usize)[0] });
                     progress.step();
                 }
                 _ => {}

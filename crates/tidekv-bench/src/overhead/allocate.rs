@@ -57,6 +57,28 @@ pub(super) fn least_s(cells: &[Known]) -> f64 {
     wanting.map(|(cell, _)| cell.pair_s).sum()
 }
 
+/// Servers are started anew where that takes no more than this part of the time since they were.
+const RESTART_PART: f64 = 0.1;
+/// Rounds with a start each are better than more rounds that share one, but not fewer than these.
+const FEWEST_ROUNDS: f64 = 8.0;
+
+/// Whether to start servers anew that took so long to start and were started so long ago.
+pub(super) fn is_worth_a_start(start_s: f64, since_start_s: f64) -> bool {
+    start_s <= RESTART_PART * since_start_s
+}
+
+/// What of a round starts in rounds to come may take.
+pub(super) fn for_starts_s(start_s: f64, round_s: f64) -> f64 {
+    start_s.min(RESTART_PART * round_s)
+}
+
+/// Of how many rounds a run of so many seconds is: of as many as it can start servers for, where these are enough.
+pub(super) fn rounds_with_starts(planned: usize, all_s: f64, start_s: f64) -> usize {
+    let affordable = RESTART_PART * all_s / start_s;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count; what does not fit is many")]
+    if affordable >= FEWEST_ROUNDS { planned.min(affordable as usize) } else { planned }
+}
+
 /// Into how many rounds the time that is left is divided: fewer than were planned where they would be too short for it.
 pub(super) fn rounds_within(left_s: f64, planned: usize, least_s: f64) -> usize {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count; what does not fit is many")]
@@ -123,6 +145,17 @@ mod tests {
         assert_eq!(rounds_within(20.0, 24, 4.0), 5);
         assert_eq!(rounds_within(3.0, 24, 4.0), 0);
         assert_eq!(rounds_within(3.0, 24, 0.0), 24, "until a pair was measured nobody knows");
+    }
+
+    #[test]
+    fn there_are_as_many_rounds_as_servers_can_be_started_for_if_these_are_enough() {
+        assert_eq!([0.0, 0.5, 2.0].map(|start_s| rounds_with_starts(24, 540.0, start_s)), [24, 24, 24]);
+        assert_eq!([4.0, 6.0].map(|start_s| rounds_with_starts(24, 540.0, start_s)), [13, 9]);
+        assert_eq!(rounds_with_starts(24, 540.0, 7.0), 24, "rounds share a start");
+        assert_eq!(rounds_with_starts(6, 540.0, 4.0), 6);
+        assert!(is_worth_a_start(4.0, 540.0 / 13.0), "each of the thirteen has its own");
+        assert!(!is_worth_a_start(10.0, 4.0 * 22.0) && is_worth_a_start(10.0, 5.0 * 22.0), "every fifth of the others");
+        assert_eq!((for_starts_s(10.0, 22.0), for_starts_s(1.0, 22.0)), (2.2, 1.0));
     }
 
     /// A whole run of two cells, one of them noisy: rounds of pairs, allocated by width, until enough or out of time.

@@ -24,8 +24,8 @@
 //! ```
 //!
 //! In the mean the two make up for each other, in a median they do not: it would find some percent of TTFT where steps differ
-//! by a thousandth (seen in a simulation: 3.7 % where it is 0.2 %). So changes of up to two steps count in proportion
-//! ([`Changes::in_proportion`]), and only what is beyond counts by its side.
+//! by a thousandth (seen in a simulation: 3.7 % where it is 0.2 %). So where more than one request is under way, changes of up
+//! to two steps count in proportion ([`Changes::in_proportion`]), and only what is beyond counts by its side.
 //!
 //! The unit of the interval is the round. Requests of one round share two processes, with their addresses, their pages and their
 //! places on the cores, and a few seconds of the machine; what is common to them must not count as often as there are requests
@@ -38,6 +38,7 @@
 use tidekv_cli::exit::Outcome;
 
 use super::measure::{Block, Measured, Pair};
+use super::order;
 use super::plan::{Cell, Plan};
 use super::report::together;
 use crate::compare::direction::Direction;
@@ -101,21 +102,27 @@ fn throughput_changes(blocks: &[impl AsRef<[Pair]>]) -> Vec<Vec<f64>> {
     blocks.iter().filter_map(of_block).collect()
 }
 
-/// One for each request. None of a pair of slices where a request was not answered: whose time is whose is not known then, and
-/// nothing will be concluded anyway.
+/// One for each request, without what it makes to be asked first. None of a pair of slices where a request was not answered:
+/// whose time is whose is not known then, and nothing will be concluded anyway.
 fn time_changes(of: fn(&Answers) -> &Samples, blocks: &[impl AsRef<[Pair]>]) -> Vec<Vec<f64>> {
-    let of_pair = |[a, b]: &Pair| -> Vec<f64> {
-        let [a, b] = [of(a).values_ns(), of(b).values_ns()];
-        let change = |(&a, &b): (&u64, &u64)| (to_f64(b.max(1)) / to_f64(a.max(1))).ln();
+    let of_pair = |pair: &Pair| -> Vec<order::Change> {
+        let [a, b] = pair.sides.each_ref().map(|side| of(side).values_ns());
+        let change = |(&a, &b): (&u64, &u64)| ((to_f64(b.max(1)) / to_f64(a.max(1))).ln(), pair.first);
         if a.len() == b.len() { a.iter().zip(b).map(change).collect() } else { Vec::new() }
     };
     let of_block = |block: &_| AsRef::<[Pair]>::as_ref(block).iter().flat_map(of_pair).collect();
-    blocks.iter().map(of_block).filter(|changes: &Vec<f64>| !changes.is_empty()).collect()
+    let rounds = blocks.iter().map(of_block).filter(|changes: &Vec<order::Change>| !changes.is_empty());
+    order::without_order(&rounds.collect::<Vec<_>>())
 }
 
-/// How much longer a time is with [`STEPS`] more, as a logarithm. A step is a gap between tokens, and both are as A has them.
+/// How much longer a time is with [`STEPS`] more, as a logarithm. A step is a gap between tokens, and all is as A has it.
+/// Nothing where requests mostly come alone: there is no step to wait for then.
 fn some_steps(of: fn(&Answers) -> &Samples, blocks: &[impl AsRef<[Pair]>]) -> f64 {
     let all = together(blocks.iter().flat_map(AsRef::as_ref), 0);
+    let busy_ns: f64 = all.e2e.values_ns().iter().copied().map(to_f64).sum();
+    if busy_ns < all.duration.as_secs_f64() * 1e9 {
+        return 0.0;
+    }
     let median = |times: &Samples| times.percentile(50).map(to_f64);
     let steps = |(step, time): (f64, f64)| (STEPS * step / time.max(1.0)).ln_1p();
     median(gaps(&all)).zip(median(of(&all))).map_or(0.0, steps)
@@ -148,7 +155,7 @@ pub(super) fn judge(plan: &Plan, tolerance: Tolerance, measured: &Measured) -> J
         .map(|(cell, blocks)| CellVerdict { cell, figures: judge_blocks(blocks, tolerance) });
     let mut cells: Vec<CellVerdict> = judged.collect();
     hold_together(&mut cells);
-    let failed = measured.cells.iter().flatten().flatten().flatten().map(|slice| slice.failed).sum();
+    let failed = measured.cells.iter().flatten().flatten().flat_map(|pair| &pair.sides).map(|slice| slice.failed).sum();
     Judgement { cells, failed, tolerance: tolerance.share(), is_partial: measured.is_partial }
 }
 
@@ -217,6 +224,7 @@ mod tests {
     use super::super::plan::Design;
     use super::*;
     use crate::random::Random;
+    use crate::servers::sides::Arm;
 
     /// A slice whose times are `factor` of 10 ms, give or take `noise`.
     fn slice(factor: f64, noise: f64, random: &mut Random) -> Answers {
@@ -229,11 +237,15 @@ mod tests {
         Answers { ttft, mean_itl, e2e, completed: 9, duration: Duration::from_secs(1), ..Answers::default() }
     }
 
+    fn pair(sides: [Answers; 2]) -> Pair {
+        Pair { sides, first: Arm::A }
+    }
+
     fn judged(rounds: u32, elastic: f64, noise: f64) -> Judgement {
         let mut random = Random::seeded(3);
         let design = Design::Fixed { rounds, seconds: 1.0 };
         let plan = Plan { rates: vec![8.0], saturated: 0, ..super::super::plan::tests::plan(design) };
-        let mut pair = |_| [1.0, elastic].map(|factor| slice(factor, noise, &mut random));
+        let mut pair = |_| pair([1.0, elastic].map(|factor| slice(factor, noise, &mut random)));
         let blocks = (0..rounds).map(|_| (0..3).map(&mut pair).collect()).collect();
         let measured = Measured { cells: vec![blocks], ..Measured::default() };
         judge(&plan, "3%".parse().unwrap(), &measured)
@@ -244,7 +256,7 @@ mod tests {
         // Seven rounds alike, and one in which B had a bad start for all its pairs.
         let mut random = Random::seeded(5);
         let mut round = |elastic: f64, pairs: usize| -> Block {
-            (0..pairs).map(|_| [1.0, elastic].map(|factor| slice(factor, 0.01, &mut random))).collect()
+            (0..pairs).map(|_| pair([1.0, elastic].map(|factor| slice(factor, 0.01, &mut random)))).collect()
         };
         let mut blocks: Vec<Block> = (0..7).map(|_| round(1.0, 2)).collect();
         blocks.push(round(1.3, 50));
@@ -267,15 +279,15 @@ mod tests {
                 let times: Samples = alone.iter().map(time).collect();
                 Answers { ttft: times, completed: 9, duration: Duration::from_secs(1), ..Answers::default() }
             };
-            vec![[slice(1.0), slice(1.01)]]
+            vec![pair([slice(1.0), slice(1.01)])]
         };
         let mut blocks: Vec<Block> = (0..12).map(&mut round).collect();
         let of = |blocks: &[Block]| judge_blocks(blocks, "3%".parse().unwrap())[1].unwrap().ratio.unwrap();
         let ratio = of(&blocks);
         assert!(ratio.low > 1.007 && ratio.high < 1.013, "{ratio:?}");
         // Where a side has not answered all, nobody knows whose time is whose.
-        blocks[3][0][1].ttft = Samples::new();
-        blocks.push(vec![[slice(1.0, 0.0, &mut Random::seeded(1)), Answers::default()]]);
+        blocks[3][0].sides[1].ttft = Samples::new();
+        blocks.push(vec![pair([slice(1.0, 0.0, &mut Random::seeded(1)), Answers::default()])]);
         assert!(of(&blocks).is_within(1.007, 1.013), "{:?}", of(&blocks));
     }
 
@@ -293,9 +305,10 @@ mod tests {
                 let ttft = |sent: &f64| ns((sent / step).ceil() * step - sent + 1.5 * step);
                 let ttft = sent.iter().map(ttft).collect();
                 let mean_itl = sent.iter().map(|_| ns(step)).collect();
-                Answers { ttft, mean_itl, completed: 80, duration: Duration::from_secs(1), ..Answers::default() }
+                let e2e = sent.iter().map(|_| ns(0.1)).collect();
+                Answers { ttft, mean_itl, e2e, completed: 80, duration: Duration::from_secs(1), ..Answers::default() }
             };
-            vec![[slice(1.0), slice(1.002)]]
+            vec![pair([slice(1.0), slice(1.002)])]
         };
         let blocks: Vec<Block> = (0..24).map(&mut round).collect();
         let changes = FIGURES[1].changes(&blocks);
@@ -303,6 +316,10 @@ mod tests {
         assert!(ratio.is_within(0.985, 1.015) && (ratio.value - 1.002).abs() < 0.005, "{ratio:?}");
         let by_sides = Changes { in_proportion: 0.0, ..changes };
         assert!(by_sides.median(Confidence::USUAL).unwrap().exp().low > 1.05, "what a median would have found");
+        // Who comes alone waits for no step.
+        let mut alone = blocks;
+        alone.iter_mut().flatten().flat_map(|pair| &mut pair.sides).for_each(|side| side.duration *= 9);
+        assert_eq!(FIGURES[1].changes(&alone).in_proportion, 0.0);
     }
 
     #[test]

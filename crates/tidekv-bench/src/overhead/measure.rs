@@ -22,11 +22,15 @@ const WARMUP_SEED: u64 = u64::MAX;
 const LONE_ANSWERS: usize = 5;
 /// From deciding to send to the first request.
 const LEAD: Duration = Duration::from_millis(10);
-/// Servers are started anew for a round where that takes no more than this part of it.
-const RESTART_PART: f64 = 0.1;
 
 /// Slices of A and B that lie side by side in time.
-pub(crate) type Pair = [Answers; 2];
+#[derive(Clone, Debug)]
+pub(crate) struct Pair {
+    /// That of A and that of B.
+    pub(crate) sides: [Answers; 2],
+    /// Whose comes first.
+    pub(crate) first: Arm,
+}
 
 /// The pairs of a cell in one round: one sample.
 pub(crate) type Block = Vec<Pair>;
@@ -61,16 +65,20 @@ pub(super) fn measure(plan: &Plan, sides: &Sides, session: &Session, progress: &
         measured: Measured { cells: vec![Vec::new(); cells.len()], ..Measured::default() },
         cells,
         begun: Instant::now(),
+        rounds: plan.design.rounds() as usize,
         warmed: 0,
         start_s: 0.0,
+        since_start_s: 0.0,
         next_slice: Instant::now(),
     };
-    for round in 0..plan.design.rounds() as usize {
+    let mut round = 0;
+    while round < run.rounds {
         let outcome = run.round(round, progress);
         match session.unless_interrupted(outcome)? {
             Some(true) => progress.step(),
             Some(false) | None => break,
         }
+        round += 1;
     }
     run.measured.elapsed = run.begun.elapsed();
     run.measured.is_partial = session.is_interrupted();
@@ -87,10 +95,14 @@ struct Run<'a> {
     known: Vec<Known>,
     measured: Measured,
     begun: Instant,
+    /// How many there will be, if there is time.
+    rounds: usize,
     /// How often a server was warmed up.
     warmed: u32,
     /// What starting and warming both servers took the last time.
     start_s: f64,
+    /// Seconds since then, that start included.
+    since_start_s: f64,
     /// When the next slice may begin.
     next_slice: Instant,
 }
@@ -98,11 +110,15 @@ struct Run<'a> {
 impl Run<'_> {
     /// One round; `false` where there is nothing left to do, or no time.
     fn round(&mut self, round: usize, progress: &Progress) -> anyhow::Result<bool> {
-        let Some(round_s) = self.round_s(round) else { return Ok(false) };
+        if self.round_s(round).is_none() {
+            return Ok(false);
+        }
         progress.now("starting");
+        let begun = Instant::now();
         if self.plan.both_up {
-            if round > 0 && self.is_worth_restarting(round_s) {
+            if round > 0 && self.arms.can_restart() && allocate::is_worth_a_start(self.start_s, self.since_start_s) {
                 self.arms.stop();
+                self.since_start_s = 0.0;
             }
             Arm::BOTH.iter().try_for_each(|&arm| self.warm(arm))?;
         } else {
@@ -111,12 +127,16 @@ impl Run<'_> {
         }
         let pairs = match self.plan.design {
             Design::Fixed { .. } => self.fixed_pairs()?,
-            // What is left after this start, less the starts of the rounds to come.
-            Design::Within { .. } => {
+            // What is left after this start, less what starts in the rounds to come may take.
+            Design::Within { minutes, .. } => {
                 self.estimate_pairs()?;
+                if round == 0 && self.arms.can_restart() {
+                    self.rounds = allocate::rounds_with_starts(self.rounds, minutes * 60.0, self.start_s);
+                    progress.expect(word(self.rounds));
+                }
                 let round_s = self.round_s(round).unwrap_or(0.0);
-                let start_s = if self.is_worth_restarting(round_s) { self.start_s } else { 0.0 };
-                allocate::pairs(&self.known, (round_s - start_s).max(0.0))
+                let start_s = if self.arms.can_restart() { self.start_s } else { 0.0 };
+                allocate::pairs(&self.known, round_s - allocate::for_starts_s(start_s, round_s))
             }
         };
         if pairs.iter().all(|&pairs| pairs == 0) {
@@ -127,15 +147,12 @@ impl Run<'_> {
         } else {
             self.one_by_one(round, &pairs, progress)?;
         }
+        self.since_start_s += begun.elapsed().as_secs_f64();
         for (known, blocks) in self.known.iter_mut().zip(&self.measured.cells) {
             known.rounds = blocks.len();
             known.half_width = half_width(blocks, self.plan.tolerance);
         }
         Ok(true)
-    }
-
-    fn is_worth_restarting(&self, round_s: f64) -> bool {
-        self.arms.can_restart() && self.start_s <= RESTART_PART * round_s
     }
 
     /// Seconds of a round: what is left, divided among those to come. `None` where there is no time for another.
@@ -145,9 +162,9 @@ impl Run<'_> {
                 let weights: f64 = self.known.iter().map(|known| known.weight).sum();
                 Some(seconds * weights / f64::from(rounds))
             }
-            Design::Within { minutes, rounds } => {
+            Design::Within { minutes, .. } => {
                 let left_s = minutes * 60.0 - self.begun.elapsed().as_secs_f64();
-                let planned = (rounds as usize).saturating_sub(round).max(1);
+                let planned = self.rounds.saturating_sub(round).max(1);
                 let rounds = allocate::rounds_within(left_s, planned, allocate::least_s(&self.known));
                 // The first one is measured however little time there is.
                 let rounds = rounds.max(usize::from(round == 0));
@@ -218,7 +235,7 @@ impl Run<'_> {
                 // side is due again: with one request in a slice each side is asked at its rate, the machine at twice that.
                 self.next_slice = first_due.unwrap_or(self.next_slice);
                 if let [Some(a), Some(b)] = slices {
-                    block.push([a, b]);
+                    block.push(Pair { sides: [a, b], first: Arm::order(round + pair)[0] });
                 }
             }
             let seconds = begun.elapsed().as_secs_f64();
@@ -249,7 +266,8 @@ impl Run<'_> {
         // Where somebody interrupted, of the points that both have measured.
         let [a, b] = sides;
         for ((cell, a), b) in self.measured.cells.iter_mut().zip(a).zip(b) {
-            cell.push(a.into_iter().zip(b).map(|(a, b)| [a, b]).collect());
+            let pair = |(a, b)| Pair { sides: [a, b], first: Arm::order(round)[0] };
+            cell.push(a.into_iter().zip(b).map(pair).collect());
         }
         Ok(())
     }

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! Slices of a pair lie side by side in time, so what the machine does besides meets both alike; that A and B change places
-//! takes away what a drift would do; that servers are started anew makes what two processes happen to differ in part of the
-//! interval. A ratio whose interval is wider than the tolerance is called underpowered: it shows neither that there is an
+//! takes away what a drift would do, and what it makes to be first is taken out (`order`); that servers are started anew makes
+//! what two processes happen to differ in part of the interval. A ratio whose interval is wider than the tolerance is called underpowered: it shows neither that there is an
 //! overhead nor that there is none.
 //!
 //! There is so much time for all of it (`--minutes`), and rates whose intervals are still wide get more: see `allocate`.
@@ -31,6 +31,7 @@
 mod allocate;
 pub(crate) mod judge;
 pub(crate) mod measure;
+mod order;
 mod plan;
 pub(crate) mod report;
 
@@ -39,7 +40,6 @@ use serde::Serialize;
 use tidekv_cli::exit::Outcome;
 
 use crate::compare::judge::Tolerance;
-use crate::host::HostInfo;
 use crate::list::List;
 use crate::output::OutputArgs;
 use crate::result::BenchResult;
@@ -185,7 +185,7 @@ pub fn run(args: &OverheadArgs) -> anyhow::Result<Outcome> {
     let session = Session::begin()?;
     let (plan, sides) = Plan::of(args)?;
     let output = args.output.open()?;
-    let mut result = BenchResult::new("overhead", &plan, HostInfo::current())?;
+    let mut result = BenchResult::new("overhead", &plan, sides.host())?;
     let progress = output.progress(u64::from(plan.design.rounds()));
     let measured = measure::measure(&plan, &sides, &session, &progress)?;
     drop(progress);

@@ -15,7 +15,7 @@ use crate::table::{Table, Tone, format_figure, format_ns};
 
 /// All slices of one side at one point, the first or the second.
 pub(crate) fn together<'a>(pairs: impl IntoIterator<Item = &'a Pair>, side: usize) -> Answers {
-    all_of(pairs.into_iter().map(|pair| &pair[side]))
+    all_of(pairs.into_iter().map(|pair| &pair.sides[side]))
 }
 
 /// Several slices as if they were one.
@@ -96,10 +96,12 @@ pub(super) fn pairs(plan: &Plan, measured: &Measured) -> Vec<Value> {
     let mut rows = Vec::new();
     for (cell, blocks) in plan.cells().into_iter().zip(&measured.cells) {
         for (round, block) in blocks.iter().enumerate() {
-            for (pair, [a, b]) in block.iter().enumerate() {
+            for (place, pair) in block.iter().enumerate() {
+                let [a, b] = &pair.sides;
                 rows.push(json!({
                     "profile": plan.profiles[cell.profile].name, "request_rate": request_rate(cell.point),
-                    "round": round, "pair": pair, plan.names[0]: times(a), plan.names[1]: times(b),
+                    "round": round, "pair": place, "first": plan.names[pair.first.index()],
+                    plan.names[0]: times(a), plan.names[1]: times(b),
                 }));
             }
         }
