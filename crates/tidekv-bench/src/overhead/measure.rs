@@ -116,7 +116,7 @@ impl Run<'_> {
         progress.now("starting");
         let begun = Instant::now();
         if self.plan.both_up {
-            if round > 0 && self.arms.can_restart() && allocate::is_worth_a_start(self.start_s, self.since_start_s) {
+            if self.is_start_due() {
                 self.arms.stop();
                 self.since_start_s = 0.0;
             }
@@ -155,6 +155,12 @@ impl Run<'_> {
         Ok(true)
     }
 
+    /// Whether servers that are up are to be started anew.
+    fn is_start_due(&self) -> bool {
+        let is_up = self.since_start_s > 0.0 && self.plan.both_up && self.arms.can_restart();
+        is_up && allocate::is_worth_a_start(self.start_s, self.since_start_s)
+    }
+
     /// Seconds of a round: what is left, divided among those to come. `None` where there is no time for another.
     fn round_s(&self, round: usize) -> Option<f64> {
         match self.plan.design {
@@ -163,7 +169,8 @@ impl Run<'_> {
                 Some(seconds * weights / f64::from(rounds))
             }
             Design::Within { minutes, .. } => {
-                let left_s = minutes * 60.0 - self.begun.elapsed().as_secs_f64();
+                let start_s = if self.is_start_due() { self.start_s } else { 0.0 };
+                let left_s = minutes * 60.0 - self.begun.elapsed().as_secs_f64() - start_s;
                 let planned = self.rounds.saturating_sub(round).max(1);
                 let rounds = allocate::rounds_within(left_s, planned, allocate::least_s(&self.known));
                 // The first one is measured however little time there is.
