@@ -77,7 +77,8 @@ pub struct OverheadArgs {
     #[arg(long, value_name = "MIN", conflicts_with_all = ["rounds", "seconds"])]
     pub minutes: Option<f64>,
 
-    /// Instead: so many rounds, each of which is one sample of each rate [default: 24 within --minutes, else 10; with --quick 6]
+    /// Instead: so many rounds, each of which is one sample of each rate [default: up to 24 within
+    /// --minutes, else 10; with --quick 6]
     #[arg(long, visible_alias = "pairs", value_name = "N")]
     pub rounds: Option<u32>,
 
