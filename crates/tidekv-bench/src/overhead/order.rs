@@ -8,8 +8,8 @@
 //!               ─────────┼─────────                ─────────┼─────────
 //! ```
 //!
-//! Whoever is asked first comes to a machine that had nothing to do since the last pair, and finds sleeping cores and cold
-//! caches; who comes second does not. On an H200 that is 3 % of the time to first token at 1 to 4 requests a second. A and B
+//! Whoever is asked first comes to a machine that had nothing to do since the last pair (its cores may sleep, its caches may be
+//! cold); who comes second does not. On an H200 that is 3 % of the time to first token at 1 to 4 requests a second. A and B
 //! are first in turns, so it moves no median, but it makes two heaps of what would be one, and a median of two heaps is far
 //! less sharp. What separates them is the same in all rounds and says nothing about A and B: half of it is taken from either.
 //!
