@@ -11,8 +11,8 @@
 //!
 //! Slices of a pair lie side by side in time, so what the machine does besides meets both alike; that A and B change places
 //! takes away what a drift would do, and what it makes to be first is taken out (`order`); that servers are started anew makes
-//! what two processes happen to differ in part of the interval. A ratio whose interval is wider than the tolerance is called underpowered: it shows neither that there is an
-//! overhead nor that there is none.
+//! what two processes happen to differ in part of the interval. A ratio whose interval is wider than the tolerance is called
+//! underpowered: it shows neither that there is an overhead nor that there is none.
 //!
 //! There is so much time for all of it (`--minutes`), and rates whose intervals are still wide get more: see `allocate`.
 //!
