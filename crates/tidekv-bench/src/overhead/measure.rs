@@ -68,7 +68,7 @@ pub(super) fn measure(plan: &Plan, sides: &Sides, session: &Session, progress: &
         rounds: plan.design.rounds() as usize,
         warmed: 0,
         start_s: 0.0,
-        since_start_s: 0.0,
+        started: Instant::now(),
         next_slice: Instant::now(),
     };
     let mut round = 0;
@@ -101,8 +101,8 @@ struct Run<'a> {
     warmed: u32,
     /// What starting and warming both servers took the last time.
     start_s: f64,
-    /// Seconds since then, that start included.
-    since_start_s: f64,
+    /// When that began.
+    started: Instant,
     /// When the next slice may begin.
     next_slice: Instant,
 }
@@ -114,11 +114,10 @@ impl Run<'_> {
             return Ok(false);
         }
         progress.now("starting");
-        let begun = Instant::now();
         if self.plan.both_up {
             if self.is_start_due() {
+                self.started = Instant::now();
                 self.arms.stop();
-                self.since_start_s = 0.0;
             }
             Arm::BOTH.iter().try_for_each(|&arm| self.warm(arm))?;
         } else {
@@ -147,7 +146,6 @@ impl Run<'_> {
         } else {
             self.one_by_one(round, &pairs, progress)?;
         }
-        self.since_start_s += begun.elapsed().as_secs_f64();
         for (known, blocks) in self.known.iter_mut().zip(&self.measured.cells) {
             known.rounds = blocks.len();
             known.half_width = half_width(blocks, self.plan.tolerance);
@@ -157,8 +155,9 @@ impl Run<'_> {
 
     /// Whether servers that are up are to be started anew.
     fn is_start_due(&self) -> bool {
-        let is_up = self.since_start_s > 0.0 && self.plan.both_up && self.arms.can_restart();
-        is_up && allocate::is_worth_a_start(self.start_s, self.since_start_s)
+        let are_up = self.plan.both_up && Arm::BOTH.iter().all(|&arm| self.arms.is_up(arm));
+        let since_start_s = self.started.elapsed().as_secs_f64();
+        are_up && self.arms.can_restart() && allocate::is_worth_a_start(self.start_s, since_start_s)
     }
 
     /// Seconds of a round: what is left, divided among those to come. `None` where there is no time for another.
