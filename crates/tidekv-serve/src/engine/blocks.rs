@@ -95,29 +95,34 @@ impl Blocks {
         self.kv.ask(needed.saturating_sub(here))
     }
 
-    /// Fills the ring up to `needed` blocks: from the pool, then from the cache. Waits so long for neighbours.
+    /// Fills the ring up to `needed` blocks: from the pool as far as that goes, then from the cache. Waits so long for
+    /// neighbours.
     pub(super) fn reserve(&mut self, needed: u32, wait: Duration) -> Result<(), BlocksError> {
-        let missing = needed.saturating_sub(self.tables().free_blocks());
-        if missing == 0 {
-            return Ok(());
+        let missing = |blocks: &Self| needed.saturating_sub(blocks.tables().free_blocks());
+        // Less than the whole is taken too: where each of several pools may have one page and all ask for two, none would
+        // have any.
+        let part = self.kv.available();
+        if part > 0 && part < missing(self) {
+            self.take(part, Duration::ZERO)?;
         }
-        match self.kv.alloc(missing, Duration::ZERO, &mut self.moved) {
-            Ok(()) => return self.lend(),
-            Err(error) if !is_shortage(&error) => return Err(error.into()),
-            Err(_) => {}
+        if self.take(missing(self), Duration::ZERO)? {
+            return Ok(());
         }
         // Cached blocks change hands without seeing the pool; what is still missing may be there by now.
-        let mut evicted = Vec::new();
-        self.cache.evict(missing, &mut evicted);
-        let missing = missing - u32::try_from(evicted.len()).unwrap_or(missing);
-        self.moved.append(&mut evicted);
+        self.cache.evict(missing(self), &mut self.moved);
         self.lend()?;
-        if missing == 0 {
-            return Ok(());
+        let missing = missing(self);
+        if self.take(missing, wait)? { Ok(()) } else { Err(BlocksError::Short { missing }) }
+    }
+
+    /// So many blocks of the pool go into the ring, all or none. Says whether the pool had them.
+    fn take(&mut self, count: u32, wait: Duration) -> Result<bool, BlocksError> {
+        if count == 0 {
+            return Ok(true);
         }
-        match self.kv.alloc(missing, wait, &mut self.moved) {
-            Ok(()) => self.lend(),
-            Err(error) if is_shortage(&error) => Err(BlocksError::Short { missing }),
+        match self.kv.alloc(count, wait, &mut self.moved) {
+            Ok(()) => self.lend().map(|()| true),
+            Err(error) if is_shortage(&error) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }
@@ -290,7 +295,7 @@ mod tests {
     use tidekv_batch::BatchConfig;
     use tidekv_core::geometry::{Capacity, ChunkChoice, GeometryConfig, KvShape, Layout};
     use tidekv_mem::host::{HostBackend, HostOptions};
-    use tidekv_pool::PoolConfig;
+    use tidekv_pool::{PoolConfig, ReservePolicy};
     use tidekv_shm::{PoolName, RuntimeDir};
 
     use super::*;
@@ -298,8 +303,15 @@ mod tests {
 
     const ROWS: u32 = 6;
 
-    /// 8 pages of 4 blocks of 4 tokens: one layer, one head of 64 floats.
+    /// What a page takes: see [`blocks`].
+    const PAGE: Bytes = Bytes::kib(8);
+
     fn blocks(dir: &tempfile::TempDir, max_cached_tokens: Option<u64>) -> Blocks {
+        blocks_within(dir, Bytes::mib(1), max_cached_tokens)
+    }
+
+    /// 8 pages of 4 blocks of 4 tokens, as far as the budget goes: one layer, one head of 64 floats.
+    fn blocks_within(dir: &tempfile::TempDir, budget: Bytes, max_cached_tokens: Option<u64>) -> Blocks {
         let geometry = GeometryConfig {
             shape: KvShape::heads(1, 1, 64, 4, 4),
             layout: Layout::Slab,
@@ -310,7 +322,9 @@ mod tests {
         let backend = Arc::new(HostBackend::open(HostOptions::default()).unwrap());
         let mut config = PoolConfig::new(PoolName::new("blocks").unwrap(), backend, geometry);
         config.runtime_dir = RuntimeDir::at(dir.path());
-        config.budget = Some(Bytes::mib(1));
+        config.budget = Some(budget);
+        // Nothing is mapped ahead: a page is held because somebody asked for it.
+        config.reserve = ReservePolicy::Fixed { min: 0, max: 0 };
         let kv = KvStore::open(config).unwrap();
         let batch = BatchConfig {
             block_tokens: 4,
@@ -332,6 +346,46 @@ mod tests {
             logprobs: None,
         };
         Sequence::new(SeqId(number), request, 0, Generation::channel().0)
+    }
+
+    /// A text that fills so many blocks, all of them idle in the cache then.
+    fn cache_text(blocks: &mut Blocks, number: u64, count: u32) {
+        let letter = u32::try_from(number).unwrap();
+        let mut seq = sequence(number, vec![letter; 4 * count as usize]);
+        blocks.admit(seq.id, &mut seq).unwrap();
+        let (id, tokens) = (seq.id, seq.remaining());
+        let mut rows = BTreeMap::from([(id, seq)]);
+        step(blocks, &mut rows, tokens);
+        blocks.leave(id).unwrap();
+    }
+
+    #[test]
+    fn what_the_pool_still_has_is_taken_before_anything_is_evicted() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut blocks = blocks(&dir, None);
+        cache_text(&mut blocks, 1, 11);
+        cache_text(&mut blocks, 2, 11);
+        assert_eq!(blocks.cached(), 22);
+        blocks.reserve(12, Duration::ZERO).unwrap();
+        assert_eq!((blocks.cached(), blocks.tables().free_blocks()), (20, 12), "ten were free, two had to go");
+        blocks.check_invariants();
+    }
+
+    /// Three pages each, and two are free: nobody may have more than four, and everybody asks for three more.
+    #[test]
+    fn neighbours_who_all_want_more_than_they_may_have_leave_nothing_idle() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut servers = [1, 2].map(|number| {
+            let mut blocks = blocks_within(&dir, Bytes(8 * PAGE.0), None);
+            cache_text(&mut blocks, number, 12);
+            blocks
+        });
+        for blocks in servers.iter_mut().rev() {
+            blocks.reserve(12, Duration::ZERO).unwrap();
+            blocks.check_invariants();
+        }
+        let held: u32 = servers.iter().map(|blocks| blocks.kv().held_blocks()).sum();
+        assert_eq!(held, 8 * 4);
     }
 
     #[derive(Clone, Debug)]
