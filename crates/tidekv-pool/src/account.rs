@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use tidekv_core::share::{PoolClaim, grantable};
+use tidekv_core::share::{PoolClaim, grantable, is_short};
 use tidekv_core::units::Bytes;
 use tidekv_mem::Backend;
 use tidekv_shm::{
@@ -254,6 +254,20 @@ impl Account {
         })
     }
 
+    /// Takes lingering demand and wish back if another pool waits, unless what this one waits for is its own. Says whether it did.
+    /// One update, so of two that do it the second sees that the first no longer waits.
+    pub(crate) fn give_way(&self, figures: Figures, deadline: Instant) -> Result<bool, LedgerError> {
+        self.update(deadline, |view, me| {
+            let gives_way = others_wait(view, me) && !is_short(view.header.budget, &view.pool_claims(), me);
+            if gives_way {
+                self.lingering.store(0, Relaxed);
+                self.wish.store(0, Relaxed);
+                self.write(&mut view.entries[me], figures);
+            }
+            gives_way
+        })
+    }
+
     /// Gives up the right to `bytes`, which the driver has back; `notes` say why. Where the ledger is locked, it hears
     /// of it later.
     pub(crate) fn release(&self, bytes: Bytes, figures: Figures, notes: Vec<Note>) {
@@ -436,9 +450,14 @@ fn refusal(view: &LedgerView, me: usize, bytes: Bytes, free: Bytes) -> Note {
 }
 
 fn free_for(view: &LedgerView, me: usize, asker: &Asker<'_>) -> Bytes {
-    let others_wait = || view.entries.iter().enumerate().any(|(at, entry)| at != me && entry.demand > Bytes::ZERO);
-    if matches!(asker, Asker::Reserve) && others_wait() {
+    if matches!(asker, Asker::Reserve) && others_wait(view, me) {
         return Bytes::ZERO;
     }
     grantable(view.header.budget, &view.pool_claims(), me)
+}
+
+/// Whether another pool that lives waits for memory.
+fn others_wait(view: &LedgerView, me: usize) -> bool {
+    let waits = |entry: &LedgerEntry| entry.state == EntryState::Live && entry.demand > Bytes::ZERO;
+    view.entries.iter().enumerate().any(|(at, entry)| at != me && waits(entry))
 }

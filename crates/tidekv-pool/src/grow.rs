@@ -84,6 +84,13 @@ impl Inner {
         asked.map_err(PoolError::Ledger)
     }
 
+    /// Takes back what was asked for, if another pool waits.
+    pub(crate) fn give_way(&self) -> Result<bool, PoolError> {
+        let given = self.account.give_way(self.figures(), Instant::now() + LEDGER_PATIENCE);
+        self.note_headroom();
+        given.map_err(PoolError::Ledger)
+    }
+
     /// Tells the events why an allocation was refused, where the ledger did not do so itself.
     fn note_refusal(&self, count: u32, error: &PoolError) {
         let page = self.page_bytes();

@@ -152,6 +152,21 @@ impl KvPool {
         self.inner.ask(count)
     }
 
+    /// For an engine that can do nothing with what it has: if this pool has its share and another one of the device waits for
+    /// memory too, takes back what refused allocations and [`ask`](Self::ask) have posted for this one, and says so. Then free what
+    /// the engine can do without, and allocate again later. Of several pools that wait for each other and do this at the same
+    /// moment, one is told `false`. A pool below its share is told so too: others owe it what it waits for. Callers inside
+    /// [`alloc_within`](Self::alloc_within) go on waiting.
+    ///
+    /// On a fleet it is always `false`: the devices with neighbours are the workers'.
+    ///
+    /// # Errors
+    /// [`PoolError::Ledger`] where the ledger could not be written, [`PoolError::Forked`].
+    pub fn give_way(&self) -> Result<bool, PoolError> {
+        self.inner.check_birth()?;
+        self.inner.give_way()
+    }
+
     /// Ends these leases, all or none. Pages that become empty stay mapped and are not unmapped before `fence`.
     ///
     /// # Errors

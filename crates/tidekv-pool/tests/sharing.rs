@@ -154,6 +154,25 @@ fn nobody_is_asked_for_what_is_free_or_forbidden() {
     device.until("the word expires", |_| device.entry(&busy).wish == Bytes::ZERO);
 }
 
+/// Each has its share and waits for more: whoever gives way no longer waits, and so the other need not.
+#[test]
+fn of_two_that_would_give_way_to_each_other_one_stays() {
+    let device = Device::new(8);
+    let (first, second) = (device.pool("first"), device.pool("second"));
+    let given = alloc(&first, 4 * BLOCKS);
+    alloc(&second, 4 * BLOCKS);
+    let is_refused = |pool: &KvPool| pool.alloc(BLOCKS, &mut Vec::new()).unwrap_err().is_exhausted();
+    assert!(is_refused(&first));
+    assert!(!first.give_way().unwrap(), "nobody else waits");
+    // A refusal counts for a while; on a slow machine it is repeated.
+    device.until("a neighbour that waits", |_| is_refused(&first) && is_refused(&second) && first.give_way().unwrap());
+    assert_eq!(device.entry(&first).demand, Bytes::ZERO);
+    assert!(is_refused(&second) && !second.give_way().unwrap(), "it is the only one now");
+    assert_eq!(device.entry(&second).demand, pages(1), "and waits on");
+    first.free(&given, NO_WORK).unwrap();
+    second.alloc_within(3 * BLOCKS, SOON, &mut Vec::new()).unwrap();
+}
+
 /// A neighbour above its share gives what it only keeps for what will be needed soon, and stops nothing that runs.
 #[test]
 fn a_wish_stops_nothing_that_runs() {

@@ -1,13 +1,14 @@
 //! Who may hold how much of a device: the arithmetic of fair sharing, and nothing else.
 //!
-//! Every pool of a device sees the same ledger. From one snapshot of it, and with the same three functions, each
+//! Every pool of a device sees the same ledger. From one snapshot of it, and with the same four functions, each
 //! pool derives what it may take and what it should give; nobody sends requests, so no request can be stale.
 //!
 //! | function        | question                                         | asked by                                 |
 //! |-----------------|--------------------------------------------------|------------------------------------------|
-//! | [`fair_shares`] | how much should each pool hold?                  | operators, the two below                 |
+//! | [`fair_shares`] | how much should each pool hold?                  | operators, the three below               |
 //! | [`grantable`]   | how much may I reserve now?                      | a pool that needs a page, before mapping |
 //! | [`owed`]        | how much should I give back now?                 | a pool's background thread               |
+//! | [`is_short`]    | is what I wait for mine?                         | a pool that would let others past        |
 //!
 //! A pool *wants* what it uses plus its posted demand, up to its ceiling. Shares are dealt in this order:
 //!
@@ -68,7 +69,7 @@ mod settle;
 
 pub use claim::PoolClaim;
 pub use fill::fair_shares;
-pub use settle::{grantable, owed};
+pub use settle::{grantable, is_short, owed};
 
 #[cfg(test)]
 mod model;

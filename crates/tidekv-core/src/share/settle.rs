@@ -69,6 +69,12 @@ pub fn owed(budget: Bytes, pools: &[PoolClaim], me: usize) -> Bytes {
     Bytes(split(missing, pools, &idle, me) + split(from_use, pools, &used, me))
 }
 
+/// Whether `me` waits for memory that it may count on: it holds less than its fair share, so others owe it, or it is free. Who waits and is
+/// not short waits for what others might leave. `false` where the index is out of range.
+pub fn is_short(budget: Bytes, pools: &[PoolClaim], me: usize) -> bool {
+    pools.get(me).is_some_and(|mine| shortage(mine, fair_shares(budget, pools)[me]) > 0)
+}
+
 /// What `pool` waits for below its share.
 fn shortage(pool: &PoolClaim, share: Bytes) -> u64 {
     if pool.demand == Bytes::ZERO {

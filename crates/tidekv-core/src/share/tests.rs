@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::model::{self, any_device, any_pools};
-use super::{PoolClaim, fair_shares, grantable, owed};
+use super::{PoolClaim, fair_shares, grantable, is_short, owed};
 use crate::units::Bytes;
 
 fn pool(held: u64, in_use: u64, demand: u64) -> PoolClaim {
@@ -156,6 +156,20 @@ fn memory_of_the_dead_counts_and_cannot_be_given() {
 }
 
 #[test]
+fn short_is_who_waits_below_its_share() {
+    let short =
+        |pools: &[PoolClaim]| -> Vec<bool> { (0..pools.len()).map(|me| is_short(Bytes(48), pools, me)).collect() };
+    assert_eq!(
+        short(&[pool(24, 24, 23), pool(24, 24, 23)]),
+        [false; 2],
+        "each has its share, and waits for the other's"
+    );
+    assert_eq!(short(&[pool(47, 47, 1), pool(1, 1, 46)]), [false, true], "23 are owed to the second");
+    assert_eq!(short(&[pool(47, 47, 0), pool(1, 1, 0)]), [false; 2], "nobody waits");
+    assert!(!is_short(Bytes(48), &[], 0));
+}
+
+#[test]
 fn an_overdrawn_budget_takes_idle_memory_and_evicts_nothing() {
     assert_eq!(owed_by_each(80, &[pool(60, 60, 0), pool(40, 30, 0)]), [0, 10]);
     assert_eq!(owed_by_each(80, &[pool(60, 60, 0), pool(40, 40, 0)]), [0, 0]);
@@ -275,6 +289,20 @@ proptest! {
 
     /// The three functions together, each pool acting on its own in any order: within the budget at every moment, at
     /// rest after a few rounds, and at rest nobody is below its share.
+    /// So nobody needs to let others past for memory that is its own.
+    #[test]
+    fn who_is_short_finds_memory_free_or_others_who_owe_it(mut device in any_device()) {
+        for (pool, &appetite) in device.pools.iter_mut().zip(&device.appetites) {
+            pool.demand = Bytes(appetite).saturating_sub(pool.held);
+        }
+        let (budget, pools) = (device.budget, &device.pools);
+        let fits = pools.iter().map(|pool| pool.kept_floor().0).sum::<u64>() <= budget.0;
+        for me in (0..pools.len()).filter(|&me| fits && is_short(budget, pools, me)) {
+            let is_owed = owed_by_each(budget.0, pools).iter().any(|&owed| owed > 0);
+            prop_assert!(is_owed || grantable(budget, pools, me) > Bytes::ZERO, "{}: {:?}", me, device);
+        }
+    }
+
     #[test]
     fn pools_that_take_and_give_come_to_rest_at_their_shares(
         mut device in any_device(),
