@@ -268,6 +268,14 @@ impl KvStore {
         self.pool.ask(count)
     }
 
+    /// Takes back what was asked for, if others wait too.
+    ///
+    /// # Errors
+    /// As [`KvPool::give_way`].
+    pub fn give_way(&self) -> Result<bool, PoolError> {
+        self.pool.give_way()
+    }
+
     /// Ends the leases of `ids`, all of which are held.
     ///
     /// # Errors

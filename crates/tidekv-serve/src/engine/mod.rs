@@ -17,13 +17,13 @@
 //! | `sleeping` | memory and weights given back, and taken again                                  |
 //! | `step`     | one step: places, arithmetic, the next tokens                                   |
 //! | `blocks`   | where every block is, and what happens when memory is short                     |
-//! | `room`, `schedule`, `prefix`, `sampling` | pure decisions                                    |
+//! | `room`, `schedule`, `prefix`, `sampling`, `giving_way` | pure decisions                      |
 //! | `sequence` | one request                                                                     |
 //!
 //! **When memory is short.** A row that cannot have its next block first gets cached ones that nobody reads; then the
 //! youngest request gives its blocks up and goes back to the queue, to be computed again later; the oldest one is
 //! never stopped by a younger one, so something always ends. The same order answers the pool when a neighbour or a lowered limit wants
-//! memory back. Since results do not depend on who else is in a step ([`compute`](crate::compute)), none of it shows in
+//! memory back. Where several engines wait for each other, the first to lose patience gives way (`giving_way`). Since results do not depend on who else is in a step ([`compute`](crate::compute)), none of it shows in
 //! the text.
 //!
 //! **What goes wrong** stays where it is: a step that fails, or panics, fails the requests that were in it, with a
@@ -32,6 +32,7 @@
 
 mod blocks;
 mod front;
+mod giving_way;
 mod prefix;
 mod room;
 mod sampling;

@@ -56,7 +56,11 @@ impl Worker {
             let spared = self.blocks.return_spare();
             self.report(spared);
             self.stalled_since = None;
+            self.giving_way.forget();
             return Progress::Idle;
+        }
+        if self.is_resting() {
+            return self.stalled();
         }
         let (mut plan, was_short) = match self.plan_running() {
             Ok(planned) => planned,
@@ -71,9 +75,24 @@ impl Worker {
         if plan.tokens == 0 {
             return self.stalled();
         }
-        self.stalled_since = None;
+        self.giving_way.stepped();
+        let begun = Instant::now();
         self.compute_plan(&plan);
+        // What is computed again after others were let past is no progress, though no waiting either.
+        let has_rested = self.giving_way.has_rested();
+        self.stalled_since = self.stalled_since.filter(|_| has_rested).map(|since| since + begun.elapsed());
         Progress::Stepped
+    }
+
+    /// Whether neighbours were let past, and there is not enough yet for the oldest request.
+    fn is_resting(&mut self) -> bool {
+        let oldest = self.running.values().chain(self.waiting.values()).next();
+        let needed = oldest.map_or(0, |oldest| self.blocks.tables().shape().blocks_for(oldest.len() + 1));
+        let is_resting = self.giving_way.is_resting(Instant::now(), || self.blocks.within_reach() >= needed);
+        if is_resting {
+            self.ask_ahead(&Plan::default(), needed);
+        }
+        is_resting
     }
 
     /// Blocks that a request needs to go from `from` tokens to `to`.
@@ -193,6 +212,9 @@ impl Worker {
         } else if waited >= self.patience.starved {
             GenerateError::Starved { needed_tokens, waited }
         } else {
+            if self.giving_way.is_due(Instant::now()) {
+                self.give_way();
+            }
             return Progress::Stalled;
         };
         if self.running.contains_key(&id) {
@@ -262,6 +284,7 @@ impl Worker {
             let logits = if seq.needs_logits() { logits.next() } else { None };
             let ended = seq.advance(best, logits);
             self.counters.generated_tokens.fetch_add(1, Relaxed);
+            self.giving_way.forget();
             if let Some(reason) = ended {
                 if reason == FinishReason::Cancelled {
                     self.counters.cancelled.fetch_add(1, Relaxed);

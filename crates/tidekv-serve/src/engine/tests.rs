@@ -110,10 +110,21 @@ fn lab_with(fault: Fault, kv: KvMode, patience: Patience) -> Lab {
 }
 
 fn lab_in(dir: Arc<tempfile::TempDir>, takes_room: bool, fault: Fault, kv: KvMode, patience: Patience) -> Lab {
+    lab_within(BUDGET, dir, takes_room, fault, kv, patience)
+}
+
+fn lab_within(
+    budget: Bytes,
+    dir: Arc<tempfile::TempDir>,
+    takes_room: bool,
+    fault: Fault,
+    kv: KvMode,
+    patience: Patience,
+) -> Lab {
     let config = EngineConfig {
         model: ModelSource::Synthetic { size: SyntheticSize::Tiny, seed: 0 },
         kv: kv.into(),
-        kv_budget: KvBudget::Given(BUDGET),
+        kv_budget: KvBudget::Given(budget),
         pool_name: PoolName::new("faulty").unwrap(),
         runtime_dir: RuntimeDir::at(dir.path()),
         compute: ComputeChoice::Cpu,
@@ -382,6 +393,35 @@ fn requests_that_wait_long_for_memory_lose_nothing() {
     wait_for(&lab, "an engine at rest", |stats| {
         (stats.running, stats.waiting, stats.blocks_used) == (0, 0, stats.blocks_cached)
     });
+}
+
+/// Each needs three quarters of the device, and its share is half: they waited for each other until both were given up.
+#[test]
+fn requests_of_two_engines_that_need_more_than_a_share_are_served_one_after_the_other() {
+    let dir = Arc::new(tempfile::tempdir().unwrap());
+    let patience = Patience { give_way: Duration::from_millis(50), starved: LONG, ..Patience::default() };
+    // A thousand tokens, of a kibibyte each.
+    let engine = || lab_within(Bytes::mib(1), Arc::clone(&dir), false, Fault::Error, KvMode::Elastic, patience);
+    let engines = [engine(), engine()];
+    let long = |first: u32| GenerateRequest {
+        prompt: Prompt { tokens: (0..750).map(|number| (first + number * 7) % 250).collect() },
+        ..request(first)
+    };
+    let alone: Vec<_> = (0..2).map(|first| finish(engines[0].front.submit(long(first)).unwrap()).unwrap()).collect();
+    for round in 0..2 {
+        let first = |index: usize| u32::try_from((index + round) % 2).unwrap();
+        let both = [0, 1].map(|index| engines[index].front.submit(long(first(index))).unwrap());
+        for (index, generation) in both.into_iter().enumerate() {
+            assert_eq!(finish(generation).unwrap(), alone[first(index) as usize]);
+        }
+    }
+    let preemptions: u64 = engines.iter().map(|lab| lab.front.stats().preemptions).sum();
+    assert!(preemptions > 0, "they were never in each other's way");
+    for lab in &engines {
+        wait_for(lab, "an engine at rest", |stats| {
+            (stats.running, stats.waiting, stats.blocks_used) == (0, 0, stats.blocks_cached)
+        });
+    }
 }
 
 /// A static model keeps its memory from everybody while it is awake, and from nobody while it sleeps.

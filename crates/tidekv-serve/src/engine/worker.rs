@@ -21,6 +21,7 @@ use tidekv_core::units::Bytes;
 
 use super::blocks::{Blocks, BlocksError};
 use super::front::{Command, Counters};
+use super::giving_way::GivingWay;
 use super::sequence::Sequence;
 use super::sleeping::FallingAsleep;
 use super::start::StartError;
@@ -40,6 +41,8 @@ const STALL_LOOK: Duration = Duration::from_millis(5);
 pub(super) struct Patience {
     /// A request that there is no memory for is given up after this time without any progress.
     pub(super) starved: Duration,
+    /// The least time without progress after which an engine lets neighbours past that wait too.
+    pub(super) give_way: Duration,
     /// A model that shall sleep lets its requests end.
     pub(super) sleep: Duration,
     /// A static model that wakes up lets its neighbours give back what was its.
@@ -48,7 +51,12 @@ pub(super) struct Patience {
 
 impl Default for Patience {
     fn default() -> Self {
-        Self { starved: Duration::from_secs(60), sleep: Duration::from_secs(60), wake: Duration::from_secs(10) }
+        Self {
+            starved: Duration::from_secs(60),
+            give_way: Duration::from_secs(1),
+            sleep: Duration::from_secs(60),
+            wake: Duration::from_secs(10),
+        }
     }
 }
 
@@ -66,6 +74,7 @@ pub(super) struct Worker {
     pub(super) max_rows: usize,
     /// Since when nothing could be computed for want of memory.
     pub(super) stalled_since: Option<Instant>,
+    pub(super) giving_way: GivingWay,
     /// What neighbours were last asked for ahead of need, and when.
     pub(super) asked: Option<(u32, Instant)>,
     pub(super) patience: Patience,
@@ -100,6 +109,7 @@ impl Worker {
             max_step_tokens: config.max_step_tokens,
             max_rows: config.max_batch_rows as usize,
             stalled_since: None,
+            giving_way: GivingWay::new(Patience::default().give_way),
             asked: None,
             patience: Patience::default(),
             kv_mode,
@@ -115,7 +125,7 @@ impl Worker {
 
     /// The same with other waits.
     pub(super) fn with_patience(self, patience: Patience) -> Self {
-        Self { patience, ..self }
+        Self { patience, giving_way: GivingWay::new(patience.give_way), ..self }
     }
 
     /// Runs until it is told to stop. A panic ends it: everybody who waits then hears that the engine is gone, because
@@ -251,10 +261,16 @@ impl Worker {
 
     /// Sends the youngest request back to the queue, if it is not the only one.
     pub(super) fn preempt_youngest(&mut self) -> bool {
-        if self.running.len() < 2 {
-            return false;
+        let is_alone = self.running.len() < 2;
+        if !is_alone {
+            self.send_back_youngest();
         }
-        let (id, mut seq) = self.running.pop_last().expect("there are two");
+        !is_alone
+    }
+
+    /// Sends the youngest request back to the queue. Says whether there was one.
+    fn send_back_youngest(&mut self) -> bool {
+        let Some((id, mut seq)) = self.running.pop_last() else { return false };
         let left = self.blocks.leave(id);
         self.report(left);
         seq.preempted();
@@ -262,6 +278,22 @@ impl Worker {
         self.counters.waiting.fetch_add(1, Relaxed);
         self.counters.preemptions.fetch_add(1, Relaxed);
         true
+    }
+
+    /// Lets neighbours past, if some wait too: all requests go back to the queue. What they computed stays until somebody asks
+    /// for its memory.
+    pub(super) fn give_way(&mut self) {
+        match self.blocks.kv().give_way() {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => return tracing::debug!(%error, "nobody was let past"),
+        }
+        tracing::info!(requests = self.running.len(), "waits for memory as others do, and lets them past");
+        while self.send_back_youngest() {}
+        let spared = self.blocks.return_spare();
+        self.report(spared);
+        self.asked = None;
+        self.giving_way.rest(Instant::now());
     }
 
     /// A running request is over: its blocks are free, and counted so, before anybody hears of it.
