@@ -258,6 +258,7 @@ impl Account {
     /// One update, so of two that do it the second sees that the first no longer waits.
     pub(crate) fn give_way(&self, figures: Figures, deadline: Instant) -> Result<bool, LedgerError> {
         self.update(deadline, |view, me| {
+            self.write(&mut view.entries[me], figures);
             let gives_way = others_wait(view, me) && !is_short(view.header.budget, &view.pool_claims(), me);
             if gives_way {
                 self.lingering.store(0, Relaxed);

@@ -24,10 +24,9 @@ const REST: f64 = 5.0;
 /// The longest is so many times the first.
 const LONGEST_REST: u32 = 4;
 
-/// See the [module](self). Time is the caller's.
-#[derive(Debug)]
+/// See the [module](self). Time and patience are the caller's.
+#[derive(Debug, Default)]
 pub(super) struct GivingWay {
-    patience: Duration,
     state: State,
     /// Rests since a token came out.
     rests: u32,
@@ -35,36 +34,37 @@ pub(super) struct GivingWay {
     dice: RandomState,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
+    #[default]
     Working,
-    Waiting { until: Instant },
-    Resting { until: Instant },
+    Waiting {
+        until: Instant,
+    },
+    Resting {
+        until: Instant,
+    },
 }
 
 impl GivingWay {
-    pub(super) fn new(patience: Duration) -> Self {
-        Self { patience, state: State::Working, rests: 0, draws: 0, dice: RandomState::new() }
-    }
-
     /// Nothing can be computed for want of memory. Says whether it is time to look for others who wait too; if there are none, the next
     /// time is drawn.
-    pub(super) fn is_due(&mut self, now: Instant) -> bool {
+    pub(super) fn is_due(&mut self, now: Instant, patience: Duration) -> bool {
         match self.state {
             State::Waiting { until } if now < until => return false,
             State::Resting { .. } => return false,
             State::Working | State::Waiting { .. } => {}
         }
         let is_due = self.state != State::Working;
-        let wait = self.patience.mul_f64(1.0 + self.draw());
+        let wait = patience.mul_f64(1.0 + self.draw());
         self.state = State::Waiting { until: now + wait };
         is_due
     }
 
     /// The way was given.
-    pub(super) fn rest(&mut self, now: Instant) {
+    pub(super) fn rest(&mut self, now: Instant, patience: Duration) {
         let times = 1u32.checked_shl(self.rests).unwrap_or(LONGEST_REST).min(LONGEST_REST);
-        let rest = self.patience.mul_f64(REST * (1.0 + self.draw()) * f64::from(times));
+        let rest = patience.mul_f64(REST * (1.0 + self.draw()) * f64::from(times));
         self.rests = self.rests.saturating_add(1);
         self.state = State::Resting { until: now + rest };
     }
@@ -113,14 +113,15 @@ mod tests {
         let start = Instant::now();
         let mut ends = Vec::new();
         for _ in 0..100 {
-            let mut way = GivingWay::new(SECOND);
-            assert!(!way.is_due(start), "it has only begun to wait");
-            assert!(!way.is_due(start + SECOND.mul_f64(0.99)));
-            let due = (100..=200).find(|percent| way.is_due(start + SECOND.mul_f64(f64::from(*percent) / 100.0)));
+            let mut way = GivingWay::default();
+            assert!(!way.is_due(start, SECOND), "it has only begun to wait");
+            assert!(!way.is_due(start + SECOND.mul_f64(0.99), SECOND));
+            let due =
+                (100..=200).find(|percent| way.is_due(start + SECOND.mul_f64(f64::from(*percent) / 100.0), SECOND));
             ends.push(due.expect("within two patiences"));
-            assert!(!way.is_due(start + 2 * SECOND), "nobody else waited: the next look is later");
+            assert!(!way.is_due(start + 2 * SECOND, SECOND), "nobody else waited: the next look is later");
             way.stepped();
-            assert!(!way.is_due(start + 9 * SECOND), "another wait");
+            assert!(!way.is_due(start + 9 * SECOND, SECOND), "another wait");
         }
         ends.sort_unstable();
         ends.dedup();
@@ -130,20 +131,20 @@ mod tests {
     #[test]
     fn rests_double_until_a_token_comes_out() {
         let start = Instant::now();
-        let mut way = GivingWay::new(SECOND);
+        let mut way = GivingWay::default();
         for round in 0..40 {
             let shortest = SECOND.mul_f64(REST) * LONGEST_REST.min(1 << round.min(9));
-            way.rest(start);
+            way.rest(start, SECOND);
             assert!(way.is_resting(start + shortest.mul_f64(0.99), || false) && way.has_rested());
-            assert!(!way.is_due(start + 2 * shortest), "who rests gives way already");
+            assert!(!way.is_due(start + 2 * shortest, SECOND), "who rests gives way already");
             assert!(!way.is_resting(start + 2 * shortest, || false));
             way.stepped();
         }
         way.forget();
         assert!(!way.has_rested());
-        way.rest(start);
+        way.rest(start, SECOND);
         assert!(!way.is_resting(start + SECOND.mul_f64(2.0 * REST), || false));
-        way.rest(start);
+        way.rest(start, SECOND);
         assert!(!way.is_resting(start, || true), "there is enough");
     }
 }

@@ -212,7 +212,7 @@ impl Worker {
         } else if waited >= self.patience.starved {
             GenerateError::Starved { needed_tokens, waited }
         } else {
-            if self.giving_way.is_due(Instant::now()) {
+            if self.giving_way.is_due(Instant::now(), self.patience.give_way) {
                 self.give_way();
             }
             return Progress::Stalled;

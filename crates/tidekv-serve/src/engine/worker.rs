@@ -109,7 +109,7 @@ impl Worker {
             max_step_tokens: config.max_step_tokens,
             max_rows: config.max_batch_rows as usize,
             stalled_since: None,
-            giving_way: GivingWay::new(Patience::default().give_way),
+            giving_way: GivingWay::default(),
             asked: None,
             patience: Patience::default(),
             kv_mode,
@@ -125,7 +125,7 @@ impl Worker {
 
     /// The same with other waits.
     pub(super) fn with_patience(self, patience: Patience) -> Self {
-        Self { patience, giving_way: GivingWay::new(patience.give_way), ..self }
+        Self { patience, ..self }
     }
 
     /// Runs until it is told to stop. A panic ends it: everybody who waits then hears that the engine is gone, because
@@ -293,7 +293,7 @@ impl Worker {
         let spared = self.blocks.return_spare();
         self.report(spared);
         self.asked = None;
-        self.giving_way.rest(Instant::now());
+        self.giving_way.rest(Instant::now(), self.patience.give_way);
     }
 
     /// A running request is over: its blocks are free, and counted so, before anybody hears of it.
