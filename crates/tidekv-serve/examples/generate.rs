@@ -49,6 +49,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             stop_tokens: Vec::new(),
             ignore_eos: true,
             logprobs: None,
+            cache_salt: None,
         })?);
     }
     let mut first = Vec::new();

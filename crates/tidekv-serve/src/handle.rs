@@ -59,6 +59,9 @@ pub struct GenerateRequest {
     pub ignore_eos: bool,
     /// Send the log-probability of each token and of this many likeliest ones (0: of the token alone).
     pub logprobs: Option<u8>,
+    /// Cached beginnings are shared only among requests with the same salt, so that nobody else can tell by the time of
+    /// an answer what was asked before.
+    pub cache_salt: Option<String>,
 }
 
 /// How likely a token was.

@@ -77,6 +77,18 @@ fn the_switch_makes_it_static_and_the_tokens_are_the_same() {
 }
 
 #[test]
+fn cached_beginnings_are_shared_under_the_same_salt_alone() {
+    let server = Server::start(&[]);
+    let cached = |salt: Value| {
+        let request = json!({"prompt": "Hello ".repeat(20), "max_tokens": 1, "cache_salt": salt});
+        server.good("POST", TEXT, &request)["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+    };
+    let salts = || [json!("one"), json!("two"), Value::Null];
+    assert_eq!(salts().map(cached), [0, 0, 0]);
+    assert_eq!(salts().map(cached), [112, 112, 112], "seven full blocks of 121 tokens");
+}
+
+#[test]
 fn a_client_that_goes_away_leaves_no_block_behind() {
     let server = Server::start_with(&[], |command| {
         // Without cached prefixes every block is a request's.

@@ -118,6 +118,7 @@ impl Service {
             ignore_eos: stop_tokens.is_empty(),
             stop_tokens,
             logprobs: job.logprobs,
+            cache_salt: job.cache_salt.clone(),
         };
         let generation = match self.engine.submit(request.clone()) {
             Err(SubmitError::NeverFits { capacity_tokens, .. }) if job.max_tokens.is_none() => {

@@ -19,6 +19,8 @@ use crate::tokenizer::{ChatMessage, ChatOptions, SamplingDefaults};
 /// Most stop strings of a request, and the most letters of one.
 const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;
+/// Most letters of a salt, as in vLLM.
+const MAX_SALT_LETTERS: usize = 128;
 /// Most prompts of one request.
 const MAX_PROMPTS: usize = 1024;
 /// Most likeliest tokens to be named for each token.
@@ -38,6 +40,7 @@ pub(super) struct Job {
     pub(super) stop_tokens: Vec<u32>,
     pub(super) ignore_eos: bool,
     pub(super) logprobs: Option<u8>,
+    pub(super) cache_salt: Option<String>,
     pub(super) stream: bool,
     pub(super) include_usage: bool,
 }
@@ -251,6 +254,7 @@ struct CommonFields {
     stop: Option<StopField>,
     stop_token_ids: Option<Vec<u32>>,
     ignore_eos: Option<bool>,
+    cache_salt: Option<String>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
 }
@@ -327,6 +331,7 @@ fn job(fields: CommonFields, prompts: Prompts, defaults: SamplingDefaults) -> Re
         stop_tokens: fields.stop_token_ids.unwrap_or_default(),
         ignore_eos: fields.ignore_eos.unwrap_or(false),
         logprobs: None,
+        cache_salt: fields.cache_salt.map(checked_salt).transpose()?,
         stream: fields.stream.unwrap_or(false),
         include_usage: fields.stream_options.unwrap_or_default().include_usage.unwrap_or(false),
     })
@@ -355,6 +360,14 @@ fn at_least_one(name: &'static str, value: u64) -> Result<u64, ApiError> {
 fn checked_logprobs(name: &'static str, count: u64) -> Result<u8, ApiError> {
     let checked = u8::try_from(count).ok().filter(|&count| u64::from(count) <= MAX_LOGPROBS);
     checked.ok_or_else(|| ApiError::invalid(name, format!("{name} is {count}: at most {MAX_LOGPROBS} are named")))
+}
+
+fn checked_salt(salt: String) -> Result<String, ApiError> {
+    if salt.is_empty() || salt.chars().count() > MAX_SALT_LETTERS {
+        let message = format!("cache_salt is empty or too long: give 1 to {MAX_SALT_LETTERS} letters, or leave it out");
+        return Err(ApiError::invalid("cache_salt", message));
+    }
+    Ok(salt)
 }
 
 /// Fields that we cannot honour, with the values that ask for nothing.

@@ -140,7 +140,7 @@ impl Blocks {
         let most = (seq.tokens.len() - 1) / block_tokens;
         let (found, name) = match self.max_cached {
             Some(0) => (Vec::new(), PrefixName::default()),
-            _ => self.cache.find(&seq.tokens, block_tokens, most),
+            _ => self.cache.find(seq.cache_salt(), &seq.tokens, block_tokens, most),
         };
         let blocks = u32::try_from(found.len()).unwrap_or(u32::MAX);
         let tokens = blocks * self.tables().shape().config().block_tokens;
@@ -158,7 +158,7 @@ impl Blocks {
         let most = (seq.tokens.len() - 1) / block_tokens;
         let known = match self.max_cached {
             Some(0) => 0,
-            _ => self.cache.find(&seq.tokens, block_tokens, most).0.len(),
+            _ => self.cache.find(seq.cache_salt(), &seq.tokens, block_tokens, most).0.len(),
         };
         u32::try_from(known).unwrap_or(u32::MAX)
     }
@@ -344,6 +344,7 @@ mod tests {
             stop_tokens: Vec::new(),
             ignore_eos: false,
             logprobs: None,
+            cache_salt: None,
         };
         Sequence::new(SeqId(number), request, 0, Generation::channel().0)
     }

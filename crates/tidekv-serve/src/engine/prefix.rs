@@ -2,11 +2,13 @@
 //!
 //! ```text
 //!   tokens   [ 16 tokens ][ 16 tokens ][ 16 tokens ][ 5 ]          only full blocks have a name
-//!   name        h1 = H(0, t)   h2 = H(h1, t)  h3 = H(h2, t)        a name stands for the whole text up to it
+//!   name        h1 = H(h0, t)  h2 = H(h1, t)  h3 = H(h2, t)        a name stands for the whole text up to it
 //!   block       17             4              92
 //!
 //!   busy   some row of the batch reads it          idle   nobody does: it may be evicted
 //! ```
+//!
+//! h0 is 0, or the hash of a request's salt: texts with different salts have no name in common.
 //!
 //! Names are hashes with a key of their own for each engine, so that nobody can look for prompts that share one by
 //! mistake, and the tokens of the last block are compared as well.
@@ -61,9 +63,20 @@ impl PrefixCache {
         PrefixName(self.keys.hash_one((parent.0, tokens)))
     }
 
+    /// The name of no text at all, where texts with this salt begin.
+    fn root(&self, salt: Option<&str>) -> PrefixName {
+        salt.map_or_else(PrefixName::default, |salt| PrefixName(self.keys.hash_one(salt)))
+    }
+
     /// The blocks of the longest known beginning of `tokens`, at most `most` of them, and its name.
-    pub(super) fn find(&self, tokens: &[u32], block_tokens: usize, most: usize) -> (Vec<KernelId>, PrefixName) {
-        let (mut found, mut text) = (Vec::new(), PrefixName::default());
+    pub(super) fn find(
+        &self,
+        salt: Option<&str>,
+        tokens: &[u32],
+        block_tokens: usize,
+        most: usize,
+    ) -> (Vec<KernelId>, PrefixName) {
+        let (mut found, mut text) = (Vec::new(), self.root(salt));
         for block in tokens.chunks_exact(block_tokens).take(most) {
             let name = self.name(text, block);
             match self.entries.get(&name) {
@@ -186,8 +199,8 @@ mod tests {
     const BLOCK: usize = 2;
 
     /// Puts a text's full blocks in, as a row would that computed them; ids from `next`.
-    fn compute(cache: &mut PrefixCache, text: &[u32], next: &mut u32) -> Vec<KernelId> {
-        let (mut ids, mut name) = cache.find(text, BLOCK, usize::MAX);
+    fn compute(cache: &mut PrefixCache, salt: Option<&str>, text: &[u32], next: &mut u32) -> Vec<KernelId> {
+        let (mut ids, mut name) = cache.find(salt, text, BLOCK, usize::MAX);
         cache.make_busy(&ids);
         for (depth, block) in (0..).zip(text.chunks_exact(BLOCK)).skip(ids.len()) {
             let id = KernelId(*next);
@@ -202,11 +215,11 @@ mod tests {
     #[test]
     fn a_beginning_is_found_and_goes_last() {
         let (mut cache, mut next) = (PrefixCache::default(), 0);
-        let first = compute(&mut cache, &[1, 2, 3, 4, 5, 6], &mut next);
+        let first = compute(&mut cache, None, &[1, 2, 3, 4, 5, 6], &mut next);
         assert!(first.iter().all(|&id| cache.make_idle(id)));
-        assert_eq!(cache.find(&[1, 2, 3, 4, 9, 9], BLOCK, 9).0, first[..2]);
-        assert_eq!(cache.find(&[1, 2, 3, 4, 9, 9], BLOCK, 1).0, first[..1]);
-        assert_eq!(cache.find(&[3, 4, 1, 2], BLOCK, 9).0, [], "a name stands for the whole text");
+        assert_eq!(cache.find(None, &[1, 2, 3, 4, 9, 9], BLOCK, 9).0, first[..2]);
+        assert_eq!(cache.find(None, &[1, 2, 3, 4, 9, 9], BLOCK, 1).0, first[..1]);
+        assert_eq!(cache.find(None, &[3, 4, 1, 2], BLOCK, 9).0, [], "a name stands for the whole text");
         let mut out = Vec::new();
         cache.evict(1, &mut out);
         assert_eq!(out, first[2..], "the end of a text goes before its beginning");
@@ -218,7 +231,7 @@ mod tests {
     #[test]
     fn what_is_read_stays_and_what_is_not_known_is_free() {
         let (mut cache, mut next) = (PrefixCache::default(), 0);
-        let ids = compute(&mut cache, &[1, 2, 3, 4], &mut next);
+        let ids = compute(&mut cache, None, &[1, 2, 3, 4], &mut next);
         let mut out = Vec::new();
         cache.evict(9, &mut out);
         assert_eq!(out, []);
@@ -232,8 +245,8 @@ mod tests {
     fn whole_pages_go_first_where_pages_are_wanted() {
         let (mut cache, mut next) = (PrefixCache::default(), 0);
         // Blocks 0..4 are page 0, 4..8 page 1. Block 1 is still read.
-        let old = compute(&mut cache, &[1, 1, 1, 2, 1, 3, 1, 4], &mut next);
-        let young = compute(&mut cache, &[2, 1, 2, 2, 2, 3, 2, 4], &mut next);
+        let old = compute(&mut cache, None, &[1, 1, 1, 2, 1, 3, 1, 4], &mut next);
+        let young = compute(&mut cache, None, &[2, 1, 2, 2, 2, 3, 2, 4], &mut next);
         [old[0], old[2], old[3]].iter().for_each(|&id| assert!(cache.make_idle(id)));
         cache.tick();
         young.iter().for_each(|&id| assert!(cache.make_idle(id)));
@@ -248,23 +261,26 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Against a list of all texts that were computed and not evicted.
+        /// Against a list of all texts that were computed and not evicted, with their salts.
         #[test]
         fn it_finds_what_a_list_finds(
-            ops in prop::collection::vec((prop::collection::vec(0u32..2, 0..10), 0u32..4, any::<bool>()), 1..40),
+            ops in prop::collection::vec(
+                (prop::collection::vec(0u32..2, 0..10), prop::option::of("[ab]"), 0u32..4, any::<bool>()), 1..40,
+            ),
         ) {
             let (mut cache, mut next) = (PrefixCache::default(), 0);
-            let mut model: HashMap<Vec<u32>, KernelId> = HashMap::new();
-            for (text, evict, busy) in ops {
-                let known = (1..=text.len() / BLOCK).map(|blocks| model.get(&text[..blocks * BLOCK]).copied());
+            let mut model: HashMap<(Option<String>, Vec<u32>), KernelId> = HashMap::new();
+            for (text, salt, evict, busy) in ops {
+                let beginning = |blocks: usize| (salt.clone(), text[..blocks * BLOCK].to_vec());
+                let known = (1..=text.len() / BLOCK).map(|blocks| model.get(&beginning(blocks)).copied());
                 let known: Vec<KernelId> = known.map_while(|id| id).collect();
-                prop_assert_eq!(&cache.find(&text, BLOCK, usize::MAX).0, &known);
+                prop_assert_eq!(&cache.find(salt.as_deref(), &text, BLOCK, usize::MAX).0, &known);
                 // Orphans (their beginning was evicted) keep their name: a text is put in again only if all of it is new.
-                let is_new = |blocks: usize| !model.contains_key(&text[..blocks * BLOCK]);
+                let is_new = |blocks: usize| !model.contains_key(&beginning(blocks));
                 if (known.len() + 1..=text.len() / BLOCK).all(is_new) {
-                    let ids = compute(&mut cache, &text, &mut next);
+                    let ids = compute(&mut cache, salt.as_deref(), &text, &mut next);
                     for (blocks, &id) in (1..).zip(&ids) {
-                        model.insert(text[..blocks * BLOCK].to_vec(), id);
+                        model.insert(beginning(blocks), id);
                     }
                     let mut out = Vec::new();
                     if busy {

@@ -71,6 +71,11 @@ impl Sequence {
         self.len() - self.prompt_tokens
     }
 
+    /// Whom it shares cached beginnings with.
+    pub(super) fn cache_salt(&self) -> Option<&str> {
+        self.request.cache_salt.as_deref()
+    }
+
     /// Whether nobody reads it any more.
     pub(super) fn is_cancelled(&self) -> bool {
         self.events.is_cancelled()

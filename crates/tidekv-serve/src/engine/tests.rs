@@ -167,6 +167,7 @@ fn request(first: u32) -> GenerateRequest {
         stop_tokens: Vec::new(),
         ignore_eos: false,
         logprobs: None,
+        cache_salt: None,
     }
 }
 

@@ -85,3 +85,19 @@ fn a_prompt_that_is_known_is_not_computed_again() {
     let usage = crate::support::finish(lab.submit(&longer, 1)).unwrap().2;
     assert_eq!(usage.cached_tokens, 96, "107 tokens were computed, and six full blocks of them");
 }
+
+#[test]
+fn a_prompt_is_known_only_to_requests_with_its_salt() {
+    let lab = Lab::elastic(64);
+    let ask = |salt: Option<&str>| {
+        let salted = GenerateRequest { cache_salt: salt.map(str::to_owned), ..request(&text(3, 100), 8) };
+        let (tokens, _, usage) = crate::support::finish(lab.engine.submit(salted).unwrap()).unwrap();
+        (tokens, usage.cached_tokens)
+    };
+    let (plain, _) = ask(None);
+    for salt in ["one", "two"] {
+        assert_eq!(ask(Some(salt)), (plain.clone(), 0), "{salt} for the first time");
+        assert_eq!(ask(Some(salt)), (plain.clone(), 96), "{salt} again");
+    }
+    assert_eq!(ask(None), (plain.clone(), 96));
+}

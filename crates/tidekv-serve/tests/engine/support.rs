@@ -100,6 +100,7 @@ pub(crate) fn request(prompt: &[u32], max_tokens: u32) -> GenerateRequest {
         stop_tokens: Vec::new(),
         ignore_eos: false,
         logprobs: None,
+        cache_salt: None,
     }
 }
 
