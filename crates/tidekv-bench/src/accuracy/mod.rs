@@ -1,26 +1,32 @@
 //! `kvbench accuracy`: does elastic memory change a single token?
 //!
 //! ```text
-//!   the same prompts, greedy:   A      A again      B          A static, B elastic; or any two servers
-//!                               └─ equal? ─┘        │
-//!                               └────── equal? ─────┘
+//!   the same prompts, greedy       pass 1      2    3    4    5        2 to 5 each in an order of its own
+//!
+//!     A static                      a ─┐      a    a    a    a         or any two servers
+//!     B elastic                     b ─┘      b    b    b    b
+//!                                   │         └───────┬──────┘
+//!                    all the same: identical      is a pass of A less like one of B than two passes of A, or of B,
+//!                    and nothing more is asked    are like each other?
 //! ```
 //!
-//! Engines are not always equal to themselves: which requests share a batch moves the last bits of a sum. So every prompt is
-//! put to A twice, and the question is whether B differs from A more often than A does. McNemar's test asks that of the
-//! prompts on which the two comparisons disagree; with questions that have a right answer (`--data`) it asks as well whether
-//! one side is right more often.
+//! Engines are not always equal to themselves: which requests share a batch moves the last bits of a sum, and with them the
+//! choice at a near tie. How a pass begins decides who meets whom in all of it, so its texts are no independent witnesses: a
+//! pass counts once ([`relabel`](crate::statistics::relabel)). Each has a `cache_salt` of its own, since prompts that were
+//! cached would keep what the company of an earlier pass made of them.
 //!
-//! | figure of `summary`                          | meaning                                                            |
-//! |----------------------------------------------|--------------------------------------------------------------------|
-//! | `text_match`, `text_match_ci`                | share of prompts with the same text from A and B                    |
-//! | `token_match`                                | share of A's tokens up to the first that B has otherwise            |
-//! | `self_match`                                 | share of prompts with the same text from A twice                    |
-//! | `mcnemar.{only_a,only_b,p_value}`            | A repeats itself and B differs; the other way round; chance          |
-//! | `correct.{a,b}`, `correct.mcnemar.*`         | with `--data`: shares that are right, and the same test on them      |
-//! | `verdict`                                    | `identical`, `differs`, `no more than A from itself`, `underpowered` |
+//! | figure of `summary`                  | meaning                                                                    |
+//! |--------------------------------------|----------------------------------------------------------------------------|
+//! | `text_match`, `text_match_ci`        | share of prompts with the same text from A and B in the first pass          |
+//! | `token_match`                        | share of A's tokens there up to the first that B has otherwise              |
+//! | `self_match`, `cross_match`          | share with the same text in two later passes of one side; in one of each    |
+//! | `excess`, `p_value`                  | the former less the latter; chance that sides which are one look like this  |
+//! | `seen_from`                          | the least `excess` that these passes would have proved                      |
+//! | `correct.{a,b}`, `correct.mcnemar.*` | with `--data`: shares that are right in the first pass; whether they differ |
+//! | `verdict`                            | `identical`, `differs`, `no more than from themselves`, `underpowered`      |
 
 mod judge;
+mod passes;
 mod report;
 mod tokens;
 
@@ -28,24 +34,28 @@ use std::num::NonZero;
 use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
+use passes::{Passes, turns};
 use serde::Serialize;
 use tidekv_cli::exit::Outcome;
 
 use crate::bench_config::BenchConfig;
 use crate::gsm8k::STOP;
-use crate::gsm8k::data::{Exam, Protocol};
+use crate::gsm8k::data::{Exam, Protocol, Question};
 use crate::gsm8k::score::score;
 use crate::load::data::{Form, Made, Segment, Vocabulary, mixed};
-use crate::load::{Endpoint, Item, Prompt};
+use crate::load::{Item, Prompt};
 use crate::output::OutputArgs;
 use crate::result::BenchResult;
 use crate::servers::session::Session;
 use crate::servers::sides::{Arm, SideArgs, Sides};
-use crate::servers::texts::{Asking, TextAnswers, ask};
+use crate::servers::texts::{Asking, TextAnswer};
+use crate::statistics::MOST_RUNS;
 
 /// Prompts of a run, default and with `--quick`.
 const PROMPTS: (u32, u32) = (256, 24);
 const SHOTS: usize = 5;
+/// Passes of a side: one for whether all is the same, and as many as it takes to prove a difference.
+const PASSES: u8 = 5;
 
 /// Arguments of `kvbench accuracy`.
 #[derive(Args, Clone, Debug)]
@@ -75,6 +85,10 @@ pub struct AccuracyArgs {
     #[arg(long, value_name = "N", default_value_t = NonZero::new(8).expect("8 is not 0"))]
     pub parallel: NonZero<usize>,
 
+    /// Passes of each side, where the first ones are not identical; fewer than 5 prove no difference
+    #[arg(long, value_name = "N", default_value_t = PASSES, value_parser = clap::value_parser!(u8).range(1..=MOST_RUNS as i64 + 1))]
+    pub passes: u8,
+
     /// Seed of the prompts
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
@@ -88,11 +102,14 @@ const EXAMPLES: &str = "\
 Examples:
   kvbench accuracy                                     # elastic against static kvserve, 256 random prompts
   kvbench accuracy --model Qwen/Qwen3-0.6B --data ./grade-school-math --num-prompts 100
+  kvbench accuracy --backend cuda --model synthetic:llama-8b --parallel 1   # nobody shares a batch: identical, or a bug
   kvbench accuracy --a-url http://gpu1:8000 --b-url http://gpu1:8001
   kvbench accuracy --a-cmd 'vllm serve m --port {port}' --b-cmd 'ENABLE_KVCACHED=true vllm serve m --port {port}'
 
-Exit status: 0 identical, or no more different than A from itself; 1 different, or too few prompts to tell; 2 error; 130
-interrupted (prompts that both sides have answered are compared and written).";
+Each pass has a cache_salt of its own (vLLM, SGLang and kvserve honour it): with a server that ignores it, turn prefix caching off.
+
+Exit status: 0 identical, or no more different than either from itself; 1 different, or too few prompts or passes to tell; 2
+error; 130 interrupted (prompts and passes that both sides have answered are compared and written).";
 
 /// What is asked, and what `args` of the result says.
 #[derive(Clone, Debug, Serialize)]
@@ -106,15 +123,8 @@ struct Plan {
     #[serde(skip_serializing_if = "Option::is_none")]
     data: Option<PathBuf>,
     parallel: usize,
+    passes: u8,
     seed: u64,
-}
-
-/// The three rounds.
-#[derive(Debug)]
-struct Rounds {
-    a: TextAnswers,
-    again: TextAnswers,
-    b: TextAnswers,
 }
 
 /// Measures, prints and keeps the result.
@@ -134,6 +144,7 @@ pub fn run(args: &AccuracyArgs) -> anyhow::Result<Outcome> {
         output_len: args.output_len,
         data: args.data.clone(),
         parallel: args.parallel.get(),
+        passes: args.passes,
         seed: args.seed,
     };
     let output = args.output.open()?;
@@ -144,59 +155,52 @@ pub fn run(args: &AccuracyArgs) -> anyhow::Result<Outcome> {
         stop: exam.as_ref().map(|_| STOP.map(str::to_owned).to_vec()).unwrap_or_default(),
         ignore_eos: exam.is_none(),
         parallel: args.parallel,
+        cache_salt: None,
     };
-    let progress = output.progress(3);
+    let progress = output.progress(2 * u64::from(plan.passes));
     let mut arms = sides.arms(&session);
-    let mut round = |arm: Arm, what: &'static str| {
-        progress.now(what);
-        let endpoint = arms.endpoint(arm)?;
-        let answers = ask(&session, endpoint.clone(), items(&plan, exam.as_ref()), &asking)?;
-        progress.step();
-        anyhow::Ok((answers, endpoint))
-    };
-    let mut rounds = Vec::new();
-    for (arm, what) in [(Arm::A, "A"), (Arm::A, "A again"), (Arm::B, "B")] {
-        match round(arm, what) {
+    let mut passes = Passes::default();
+    let mut asked = None;
+    for (arm, number) in turns(plan.passes, sides.both_up) {
+        progress.now(plan.names[arm.index()]);
+        let endpoint = arms.endpoint(arm);
+        let pass = endpoint.and_then(|endpoint| {
+            asked = Some(endpoint.clone());
+            passes::ask_once(&session, endpoint, items(&plan, exam.as_ref()), &asking, (arm, number, plan.seed))
+        });
+        match pass {
             Err(_) if session.is_interrupted() => break,
-            outcome => rounds.push(outcome?),
+            pass => passes.add(arm, pass?),
+        }
+        progress.step();
+        if session.is_interrupted() || passes.are_first_identical() {
+            break;
         }
     }
     drop(progress);
-    let Some((rounds, endpoint)) = Rounds::of(rounds) else {
+    let (Some(first), Some(endpoint)) = (passes.first(), asked) else {
         // Not one prompt has been put to both sides: there is nothing to write.
         return Ok(session.interrupt().outcome(Outcome::Done));
     };
     // While a server is there that can split texts into tokens.
-    let token_match = tokens::matching(&session, &endpoint.base_url, &rounds.a, &rounds.b);
+    let token_match = tokens::matching(&session, &endpoint.base_url, first[0], first[1]);
     drop(arms);
     let correct = exam.as_ref().map(|exam| {
-        [&rounds.a, &rounds.b].map(|answers| {
-            let of = |(question, answer): (&crate::gsm8k::data::Question, &crate::servers::texts::TextAnswer)| {
+        first.map(|answers| {
+            let of = |(question, answer): (&Question, &TextAnswer)| {
                 score(answer.text.as_deref().unwrap_or(""), &question.answer).is_right
             };
-            exam.questions.iter().zip(&answers.answers).map(of).collect::<Vec<bool>>()
+            exam.questions.iter().zip(answers).map(of).collect::<Vec<bool>>()
         })
     });
-    let judged = judge::judge(&rounds, correct.as_ref());
+    let judged = judge::judge(&passes, correct.as_ref());
     report::fill(&mut result, &judged, token_match);
     result.set_partial(session.is_interrupted());
     output.emit(&result, &report::table(&plan, &judged, token_match))?;
     Ok(session.interrupt().outcome(judged.verdict.outcome()))
 }
 
-impl Rounds {
-    /// Of the prompts that were answered in all three; `None` where there are none. With the last server that was asked.
-    fn of(rounds: Vec<(TextAnswers, Endpoint)>) -> Option<(Self, Endpoint)> {
-        let common = rounds.iter().map(|(round, _)| round.answers.len()).min().filter(|&common| common > 0)?;
-        let [mut a, mut again, mut b] = <[_; 3]>::try_from(rounds).ok()?;
-        for (round, _) in [&mut a, &mut again, &mut b] {
-            round.answers.truncate(common);
-        }
-        Some((Self { a: a.0, again: again.0, b: b.0 }, b.1))
-    }
-}
-
-/// The prompts, the same in every round.
+/// The prompts, the same in every pass.
 fn items(plan: &Plan, exam: Option<&Exam>) -> Vec<Item> {
     let random = |index: usize| {
         let seed = mixed(plan.seed, u64::try_from(index).unwrap_or(u64::MAX));

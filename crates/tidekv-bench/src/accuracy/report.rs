@@ -3,7 +3,7 @@
 use super::Plan;
 use super::judge::Judged;
 use crate::result::BenchResult;
-use crate::statistics::{Mcnemar, Proportion};
+use crate::statistics::Proportion;
 use crate::stats::to_f64;
 use crate::table::{Table, format_figure};
 
@@ -15,10 +15,15 @@ pub(super) fn fill(result: &mut BenchResult, judged: &Judged, token_match: Optio
     if let Some(share) = token_match {
         result.set_figure("token_match", share);
     }
-    if let Some(share) = judged.self_match {
-        result.set_figure("self_match", share.value);
+    if let Some(later) = judged.later {
+        result.set_figure("self_match", later.within);
+        result.set_figure("cross_match", later.across);
+        result.set_figure("excess", later.excess());
+        result.set_figure("p_value", later.p_value);
+        if let Some(least) = later.seen_from {
+            result.set_figure("seen_from", least);
+        }
     }
-    fill_test(result, "mcnemar", judged.repeats);
     if let Some(correct) = &judged.correct {
         for (name, side) in ["a", "b"].iter().zip(correct.sides) {
             if let Some(share) = side {
@@ -26,16 +31,13 @@ pub(super) fn fill(result: &mut BenchResult, judged: &Judged, token_match: Optio
                 result.set_interval(&format!("correct.{name}_ci"), share.low, share.high);
             }
         }
-        fill_test(result, "correct.mcnemar", correct.mcnemar);
+        let test = correct.mcnemar;
+        result.set_figure("correct.mcnemar.only_a", to_f64(test.only_a as u64));
+        result.set_figure("correct.mcnemar.only_b", to_f64(test.only_b as u64));
+        result.set_figure("correct.mcnemar.p_value", test.p_value);
     }
     result.set_figure("unanswered", to_f64(judged.unanswered as u64));
     result.set_text("verdict", &judged.verdict.to_string());
-}
-
-fn fill_test(result: &mut BenchResult, place: &str, test: Mcnemar) {
-    result.set_figure(&format!("{place}.only_a"), to_f64(test.only_a as u64));
-    result.set_figure(&format!("{place}.only_b"), to_f64(test.only_b as u64));
-    result.set_figure(&format!("{place}.p_value"), test.p_value);
 }
 
 pub(super) fn table(plan: &Plan, judged: &Judged, token_match: Option<f64>) -> String {
@@ -48,7 +50,6 @@ pub(super) fn table(plan: &Plan, judged: &Judged, token_match: Option<f64>) -> S
     };
     let [a, b] = plan.names;
     row(format!("same text from {a} and {b}"), judged.text_match);
-    row(format!("same text from {a} twice"), judged.self_match);
     if let Some(correct) = &judged.correct {
         for (name, side) in plan.names.iter().zip(correct.sides) {
             row(format!("right answers of {name}"), side);
@@ -59,12 +60,19 @@ pub(super) fn table(plan: &Plan, judged: &Judged, token_match: Option<f64>) -> S
         Some(share) => format!("Tokens of {a} before the first that differs: {:.2} %\n", share * 100.0),
         None => "The server does not split texts into tokens (/tokenize): texts alone were compared.\n".to_owned(),
     };
-    text += &format!(
-        "{a} repeats itself and {b} differs: {} prompts; the other way round: {}; McNemar p = {}\n",
-        judged.repeats.only_a,
-        judged.repeats.only_b,
-        format_figure(judged.repeats.p_value)
-    );
+    if let Some(later) = judged.later {
+        let percent = |share: f64| format!("{:.1} %", share * 100.0);
+        text += &format!(
+            "Later passes, each in an order of its own: {} the same in two of one side, {} in one of {a} and one of {b}; p = {}\n",
+            percent(later.within),
+            percent(later.across),
+            format_figure(later.p_value)
+        );
+        text += &match later.seen_from {
+            Some(least) => format!("A difference of {} of the texts would have been seen.\n", percent(least)),
+            None => "So few passes can prove no difference: give more --passes.\n".to_owned(),
+        };
+    }
     if let Some(correct) = &judged.correct {
         let test = correct.mcnemar;
         text += &format!(

@@ -6,16 +6,16 @@ use serde_json::{Value, json};
 
 use crate::load::BaseUrl;
 use crate::servers::session::Session;
-use crate::servers::texts::TextAnswers;
+use crate::servers::texts::TextAnswer;
 use crate::stats::to_f64;
 
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Share of A's tokens that come before the first difference, over all answers. The server splits texts into tokens
 /// (`/tokenize`, which vLLM, SGLang and kvserve have); `None` where it does not.
-pub(super) fn matching(session: &Session, url: &BaseUrl, a: &TextAnswers, b: &TextAnswers) -> Option<f64> {
+pub(super) fn matching(session: &Session, url: &BaseUrl, a: &[TextAnswer], b: &[TextAnswer]) -> Option<f64> {
     let (mut same, mut all) = (0, 0);
-    for (a, b) in a.answers.iter().zip(&b.answers) {
+    for (a, b) in a.iter().zip(b) {
         let (Ok(a), Ok(b)) = (&a.text, &b.text) else { continue };
         let tokens = split(session, url, a)?;
         all += tokens.len();

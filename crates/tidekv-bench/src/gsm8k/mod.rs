@@ -138,6 +138,7 @@ pub fn run(args: &Gsm8kArgs) -> anyhow::Result<Outcome> {
         stop: STOP.map(str::to_owned).to_vec(),
         ignore_eos: false,
         parallel: args.parallel,
+        cache_salt: None,
     };
     let answers = ask(&session, Endpoint::new(url, Api::Completions, model), items, &asking)?;
     let scores: Vec<Score> = exam

@@ -3,7 +3,7 @@
 use std::num::NonZero;
 
 use anyhow::ensure;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::drive::{Pace, drive_until_interrupted};
 use super::session::Session;
@@ -20,6 +20,8 @@ pub struct Asking {
     pub ignore_eos: bool,
     /// Questions under way at a time.
     pub parallel: NonZero<usize>,
+    /// Nothing that the server has cached of requests with another salt is used. vLLM, SGLang and kvserve know this.
+    pub cache_salt: Option<String>,
 }
 
 /// One answer.
@@ -53,9 +55,9 @@ pub fn ask(session: &Session, endpoint: Endpoint, items: Vec<Item>, asking: &Ask
     stream.sampling.max_tokens = asking.max_tokens;
     stream.sampling.ignore_eos = asking.ignore_eos;
     stream.sampling.top_p = Some(1.0);
-    if !asking.stop.is_empty() {
-        stream.sampling.extra_body = Map::from_iter([("stop".to_owned(), Value::from(asking.stop.clone()))]);
-    }
+    let stop = (!asking.stop.is_empty()).then(|| ("stop".to_owned(), Value::from(asking.stop.clone())));
+    let salt = asking.cache_salt.clone().map(|salt| ("cache_salt".to_owned(), Value::from(salt)));
+    stream.sampling.extra_body = stop.into_iter().chain(salt).collect();
     let driven = drive_until_interrupted(session, vec![stream], 0, Pace::WATCHED)?;
     let unanswered = || TextAnswer { text: Err("it was never sent".to_owned()), tokens: 0 };
     let mut answers = vec![unanswered(); count];

@@ -10,6 +10,7 @@
 //!   how noisy are the runs, what could they have shown     coefficient_of_variation, detectable_change, runs_for
 //!   k of n answers were right                              wilson
 //!   the same questions, with and without us                mcnemar
+//!   are runs of two sides less alike than runs of one      relabel
 //! ```
 //!
 //! The unit is the **run**, never the request. Requests of one run share a warm cache, a queue and a noisy neighbour,
@@ -29,6 +30,7 @@ mod normal;
 mod power;
 mod proportion;
 mod rank;
+mod relabel;
 mod signed_rank;
 mod spread;
 
@@ -37,6 +39,7 @@ pub use grouped::Changes;
 pub use power::{detectable_change, runs_for};
 pub use proportion::{Mcnemar, Proportion, mcnemar, sign_test, wilson};
 pub use rank::{enough_pairs, enough_runs, mann_whitney};
+pub use relabel::{MOST_RUNS, Relabelled, relabel};
 pub use signed_rank::{hodges_lehmann, paired_ratio, signed_rank};
 pub use spread::{coefficient_of_variation, mean, median, quantile};
 

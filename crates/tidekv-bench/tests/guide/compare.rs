@@ -52,7 +52,7 @@ fn the_same_prompts_give_the_same_tokens_with_both_kinds_of_memory() {
     assert_eq!(result["summary"]["verdict"], "identical");
     assert_eq!(number(&result, "/summary/text_match"), 1.0);
     assert_eq!(number(&result, "/summary/token_match"), 1.0);
-    assert_eq!(number(&result, "/summary/mcnemar/p_value"), 1.0);
+    assert!(result["summary"]["self_match"].is_null(), "the first pass says it all");
 }
 
 #[test]
@@ -66,8 +66,8 @@ fn two_models_are_told_apart_by_their_answers() {
     let args = ["--a-cmd", &a, "--b-cmd", &b, "--num-prompts", "8", "--output-len", "16"];
     let result = result("accuracy", &args);
     assert_eq!(result["summary"]["verdict"], "differs");
-    assert_eq!(number(&result, "/summary/self_match"), 1.0);
-    assert_eq!(number(&result, "/summary/mcnemar/only_a"), 8.0);
+    assert_eq!((number(&result, "/summary/self_match"), number(&result, "/summary/cross_match")), (1.0, 0.0));
+    assert!(number(&result, "/summary/p_value") < 0.05);
 }
 
 #[test]
