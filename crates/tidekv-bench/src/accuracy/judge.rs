@@ -119,7 +119,7 @@ mod tests {
     /// As good as drawn, and the same every time: in every pass another tenth of the prompts.
     fn is_flipped(arm: Arm, pass: usize, prompt: usize) -> usize {
         let word = crate::load::data::mixed((10 * pass + arm.index()) as u64, prompt as u64);
-        usize::from(word % 10 == 0)
+        usize::from(word.is_multiple_of(10))
     }
 
     #[test]
@@ -141,7 +141,8 @@ mod tests {
     /// pass that comes out otherwise, whole, is an accident of that pass.
     #[test]
     fn a_single_pass_with_another_schedule_is_no_difference_of_sides() {
-        let odd = |arm: Arm, pass: usize, prompt: usize| usize::from(arm == Arm::B && pass <= 1 && prompt % 4 == 0);
+        let odd =
+            |arm: Arm, pass: usize, prompt: usize| usize::from(arm == Arm::B && pass <= 1 && prompt.is_multiple_of(4));
         assert_ne!(verdict(5, odd), Verdict::Differs);
     }
 

@@ -130,7 +130,7 @@ mod tests {
             let mood = u32::from(machine.uniform() < 0.5);
             let item = |item: usize, machine: &mut Machine| {
                 let own = u32::from(machine.uniform() < 0.1);
-                own + 2 * mood * u32::from(item % 2 == 0) + 4 * u32::from(is_b && item < changed)
+                own + 2 * mood * u32::from(item.is_multiple_of(2)) + 4 * u32::from(is_b && item < changed)
             };
             (0..64).map(|at| item(at, machine)).collect()
         };
