@@ -61,6 +61,7 @@ fn assert_promises(g: &Geometry) {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "every block of a whole card; other geometries have a few")]
 fn seed_vector_354_pages_in_every_layout() {
     for layout in Layout::ALL {
         let budget = Capacity::Budget(Bytes::mib(45_312));
@@ -97,6 +98,7 @@ fn automatic_pages_are_16_to_32_mib_without_slack() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "every block of 61 layers; other geometries have a few")]
 fn slab_of_mla_steps_over_pages_in_whole_ids() {
     // DeepSeek: 61 layers, 576 elements of 2 bytes, 64 tokens: 73,728-byte blocks, not a power of two.
     let g = build(KvShape::latent(61, 576, 2, 64), Layout::Slab, ChunkChoice::Auto, 5);

@@ -392,7 +392,7 @@ impl BlockAllocator {
 
 /// Below, at and above the 64 counts of a word; under the interpreter of Miri only pages it can walk.
 const BLOCKS_PER_PAGE: &[u32] = if cfg!(miri) { &[1, 2, 7] } else { &[1, 2, 7, 64, 65, 4097] };
-const MOST_OPS: usize = if cfg!(miri) { 24 } else { 120 };
+const MOST_OPS: usize = if cfg!(miri) { 12 } else { 120 };
 
 proptest! {
     #![proptest_config(ProptestConfig {
