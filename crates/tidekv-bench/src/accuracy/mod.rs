@@ -108,8 +108,8 @@ Examples:
 
 Each pass has a cache_salt of its own (vLLM, SGLang and kvserve honour it): with a server that ignores it, turn prefix caching off.
 
-Exit status: 0 identical, or no more different than either from itself; 1 different, or too few prompts or passes to tell; 2
-error; 130 interrupted (prompts and passes that both sides have answered are compared and written).";
+Exit status: 0 identical, or no more different than either from itself; 1 different, or too few prompts or passes to tell;
+2 error; 130 interrupted (prompts and passes that both sides have answered are compared and written).";
 
 /// What is asked, and what `args` of the result says.
 #[derive(Clone, Debug, Serialize)]
