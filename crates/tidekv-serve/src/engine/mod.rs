@@ -23,8 +23,9 @@
 //! **When memory is short.** A row that cannot have its next block first gets cached ones that nobody reads; then the
 //! youngest request gives its blocks up and goes back to the queue, to be computed again later; the oldest one is
 //! never stopped by a younger one, so something always ends. The same order answers the pool when a neighbour or a lowered limit wants
-//! memory back. Where several engines wait for each other, the first to lose patience gives way (`giving_way`). Since results do
-//! not depend on who else is in a step ([`compute`](crate::compute)), none of it shows in the text.
+//! memory back. Where several engines wait for each other, the first to lose patience gives way (`giving_way`). On the
+//! processor results do not depend on who else is in a step ([`compute`](crate::compute)), so none of it shows in the text; on a
+//! GPU it may where two tokens are all but equally likely.
 //!
 //! **What goes wrong** stays where it is: a step that fails, or panics, fails the requests that were in it, with a
 //! reason. A device that is lost ([`ComputeError::is_device_lost`](crate::compute::ComputeError::is_device_lost)) fails everybody: the engine
