@@ -8,7 +8,7 @@ Everything has a default. `kv_connector_extra_config` of `--kv-transfer-config` 
 | `page_size`     | about 16 MiB                              | memory comes and goes in pages of this size, all layers     |
 | `start_pages`   | 0                                         | pages that are mapped at the start; `all` for all           |
 | `keep_seconds`  | 0.5                                       | how often pages that nobody uses are given back             |
-| `warmup_blocks` | two for each sequence, group and graph    | blocks with memory before the scheduler runs                |
+| `warmup_blocks` | one, and two for each sequence and group  | blocks with memory before the scheduler runs                |
 """
 
 from __future__ import annotations
