@@ -125,7 +125,12 @@ mod tests {
             ("ttft_p50", Direction::Lower),
             ("p99.9_e2el_ms", Direction::Lower),
             ("max_output_tokens_per_s", Direction::Higher),
-            ("ttft_elastic_over_static", Direction::Neutral),
+            ("ttft_mean_speedup", Direction::Higher),
+            ("ci.ttft_p99_speedup.0", Direction::Higher),
+            ("models.model-1.ttft_p99_speedup", Direction::Higher),
+            ("elastic_over_unlimited.ttft_mean_ratio", Direction::Lower),
+            ("rates.0.ttft_p50_ratio", Direction::Lower),
+            ("rates.0.throughput_ratio", Direction::Higher),
             ("duration", Direction::Neutral),
         ] {
             assert_eq!(direction(path), expected, "{path}");

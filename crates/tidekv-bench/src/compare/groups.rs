@@ -11,7 +11,7 @@
 //! and under which label is no part of it. One workload that is left on each side is a pair too, whatever its
 //! arguments: the comparison then says how they differ.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
@@ -46,6 +46,9 @@ const INCIDENTAL: [&str; 21] = [
 const SERVED: [&str; 6] =
     ["model_id", "num_prompts", "request_rate", "burstiness", "max_concurrency", "ramp_up_strategy"];
 
+/// Most facts within lists that a label names.
+const MOST_NESTED: usize = 3;
+
 /// Repeats of one measurement on both sides.
 #[derive(Debug, Default)]
 pub(super) struct Pair {
@@ -65,7 +68,11 @@ pub(super) struct Pairs {
 
 /// Pairs files of the same name: what two folders of different benchmarks hold.
 pub(super) fn by_file(a: Vec<Run>, b: Vec<Run>) -> Pairs {
-    let named = |runs: Vec<Run>| runs.into_iter().map(|run| (stem(&run), run)).collect::<BTreeMap<String, Run>>();
+    let named = |runs: Vec<Run>| -> BTreeMap<String, Run> {
+        // `x.json` and `x.jsonl` are two.
+        let labels = each_once(runs.iter().map(stem).collect());
+        labels.into_iter().zip(runs).collect()
+    };
     let (a, mut b) = (named(a), named(b));
     let mut pairs = Pairs::default();
     for (label, run) in a {
@@ -94,15 +101,14 @@ pub(super) fn by_workload(a: Vec<Run>, b: Vec<Run>) -> Pairs {
         let (a, b) = (alone.remove(0), b.remove(0));
         pairs.pairs.push(Pair { label: String::new(), a: a.runs, b: b.runs });
     }
-    let varying =
-        varying_facts(pairs.pairs.iter().flat_map(|pair| &pair.a).chain(alone.iter().flat_map(|group| &group.runs)));
-    for pair in &mut pairs.pairs {
-        pair.label = pair.a.first().map(|run| label(run, &varying)).unwrap_or_default();
+    let of_pairs = pairs.pairs.iter().map(|pair| &pair.a);
+    let groups = of_pairs.chain(alone.iter().chain(&b).map(|group| &group.runs));
+    let mut labels = labels(&groups.filter_map(|runs| runs.first()).collect::<Vec<_>>()).into_iter();
+    for (pair, label) in pairs.pairs.iter_mut().zip(labels.by_ref()) {
+        pair.label = label;
     }
-    let labels =
-        |groups: Vec<Group>| groups.iter().filter_map(|group| Some(label(group.runs.first()?, &varying))).collect();
-    pairs.missing_in_b = labels(alone);
-    pairs.missing_in_a = labels(b);
+    pairs.missing_in_b = labels.by_ref().take(alone.len()).collect();
+    pairs.missing_in_a = labels.collect();
     pairs
 }
 
@@ -164,22 +170,62 @@ pub(super) fn essential(args: &Map<String, Value>) -> Map<String, Value> {
     kept.map(|(name, value)| (name.clone(), cleaned(value))).collect()
 }
 
-/// What is not the same in all of these runs, and short enough for a name.
-fn varying_facts<'a>(runs: impl Iterator<Item = &'a Run>) -> Vec<String> {
-    let all: Vec<BTreeMap<String, Value>> = runs.map(facts).collect();
-    let Some(first) = all.first() else {
-        return Vec::new();
-    };
-    let is_short = |value: &Value| !value.is_object() && !value.is_array();
-    let varies = |name: &String| all.iter().any(|facts| facts.get(name) != first.get(name));
-    first.iter().filter(|(name, value)| is_short(value) && varies(name)).map(|(name, _)| name.clone()).collect()
+/// A name for each workload, told apart from others of its benchmark by as few facts as do it: `serve, request_rate 8`.
+fn labels(workloads: &[&Run]) -> Vec<String> {
+    let facts: Vec<(&str, BTreeMap<String, Value>)> =
+        workloads.iter().map(|run| (run.name.as_str(), leaves(run))).collect();
+    let short = facts.iter().map(|one| label(one, &facts, 0)).collect::<Vec<_>>();
+    if short.iter().collect::<BTreeSet<_>>().len() == short.len() {
+        return short;
+    }
+    each_once(facts.iter().map(|one| label(one, &facts, MOST_NESTED)).collect())
 }
 
-/// `serve, request_rate 8`.
-fn label(run: &Run, varying: &[String]) -> String {
-    let facts = facts(run);
-    let said = varying.iter().filter_map(|name| Some(format!(", {name} {}", words(facts.get(name)?))));
-    run.name.clone() + &said.collect::<String>()
+/// With the facts that are not the same in all of a benchmark; of those within lists so many at most.
+fn label(
+    (name, own): &(&str, BTreeMap<String, Value>),
+    all: &[(&str, BTreeMap<String, Value>)],
+    most_nested: usize,
+) -> String {
+    let peers = || all.iter().filter(|(other, _)| other == name).map(|(_, facts)| facts);
+    let names: BTreeSet<&String> = peers().flat_map(BTreeMap::keys).collect();
+    let varying = names.into_iter().filter(|&name| peers().any(|other| other.get(name) != own.get(name)));
+    let (nested, plain): (Vec<&String>, Vec<&String>) = varying.partition(|name| name.contains('.'));
+    let said = |name: &&String| match own.get(*name) {
+        Some(value) => format!(", {name} {}", words(value)),
+        None => format!(", no {name}"),
+    };
+    (*name).to_owned() + &plain.iter().chain(nested.iter().take(most_nested)).map(said).collect::<String>()
+}
+
+/// Names that come again are counted: nothing that was measured may stand in for another.
+fn each_once(names: Vec<String>) -> Vec<String> {
+    let mut known = BTreeSet::new();
+    let once = |name: String| {
+        let mut candidates = std::iter::once(name.clone()).chain((2..).map(|nth| format!("{name} ({nth})")));
+        let free = candidates.find(|candidate| !known.contains(candidate)).unwrap_or(name);
+        known.insert(free.clone());
+        free
+    };
+    names.into_iter().map(once).collect()
+}
+
+/// The facts that are no lists, and what stands in lists by its place: `streams.0.duration_s`.
+fn leaves(run: &Run) -> BTreeMap<String, Value> {
+    fn walk(path: String, value: Value, found: &mut BTreeMap<String, Value>) {
+        match value {
+            Value::Object(fields) => {
+                fields.into_iter().for_each(|(name, value)| walk(format!("{path}.{name}"), value, found));
+            }
+            Value::Array(items) => {
+                (0..).zip(items).for_each(|(place, value): (usize, _)| walk(format!("{path}.{place}"), value, found));
+            }
+            leaf => drop(found.insert(path, leaf)),
+        }
+    }
+    let mut found = BTreeMap::new();
+    facts(run).into_iter().for_each(|(name, value)| walk(name, value, &mut found));
+    found
 }
 
 fn words(value: &Value) -> String {
@@ -240,6 +286,37 @@ mod tests {
         let pairs = by_workload(vec![a], vec![other]);
         assert!(pairs.pairs.is_empty());
         assert_eq!((pairs.missing_in_a, pairs.missing_in_b), (vec!["alloc".to_owned()], vec!["vmm".to_owned()]));
+    }
+
+    #[test]
+    fn workloads_that_differ_within_a_list_have_a_label_each() {
+        let at = |blocks: u32, seconds: u32| {
+            run("serve", "x.json", &json!({"blocks": [blocks], "streams": [{"name": "a", "duration_s": seconds}]}))
+        };
+        let runs = || vec![at(1, 10), at(1000, 10), at(1000, 20)];
+        let pairs = by_workload(runs(), runs());
+        let labels: Vec<&str> = shape(&pairs).into_iter().map(|(label, ..)| label).collect();
+        assert_eq!(
+            labels,
+            [
+                "serve, blocks.0 1, streams.0.duration_s 10",
+                "serve, blocks.0 1000, streams.0.duration_s 10",
+                "serve, blocks.0 1000, streams.0.duration_s 20"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_fact_that_only_some_have_tells_them_apart() {
+        let (plain, capped) = (run("serve", "x.json", &json!({})), run("serve", "x.json", &json!({"cap": 4})));
+        let pairs = by_workload(vec![plain.clone(), capped.clone()], vec![plain, capped]);
+        assert_eq!(shape(&pairs), [("serve, no cap", 1, 1), ("serve, cap 4", 1, 1)]);
+    }
+
+    #[test]
+    fn no_name_stands_twice() {
+        let names = ["x", "y", "x", "x (2)", "x"].map(str::to_owned).to_vec();
+        assert_eq!(each_once(names), ["x", "y", "x (2)", "x (2) (2)", "x (3)"]);
     }
 
     #[test]

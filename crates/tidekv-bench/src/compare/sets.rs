@@ -35,7 +35,8 @@ impl SetComparison {
         for pair in pairs {
             let comparison = Comparison::of(&pair.a, &pair.b, terms)
                 .with_context(|| format!("{} of the two sides cannot be compared", pair.label))?;
-            results.insert(pair.label, comparison);
+            let known = results.insert(pair.label, comparison);
+            debug_assert!(known.is_none(), "each pair has a label of its own");
         }
         let gone = terms.may_fail && !missing_in_b.is_empty();
         Ok(Self {

@@ -19,15 +19,15 @@
 //!
 //! | figure of `summary`                                   | meaning                                                      |
 //! |-------------------------------------------------------|--------------------------------------------------------------|
-//! | `ttft_mean_ratio`, `ttft_p99_ratio`                   | static / elastic of the disjoint peaks: the middle of the repeats, whose requests are those of all models |
-//! | `ci.ttft_mean`, `ci.ttft_p99`                         | their 95 % intervals, by signed ranks of the repeats; from 6 repeats on |
-//! | `models.NAME.ttft_mean_ratio`, `.ttft_p99_ratio`      | the same for each model                                      |
+//! | `ttft_mean_speedup`, `ttft_p99_speedup`               | static / elastic of the disjoint peaks: the middle of the repeats, whose requests are those of all models |
+//! | `ci.ttft_mean_speedup`, `ci.ttft_p99_speedup`         | their 95 % intervals, by signed ranks of the repeats; from 6 repeats on |
+//! | `models.NAME.ttft_mean_speedup`, `.ttft_p99_speedup`  | the same for each model                                      |
 //! | `{static,elastic}.{ttft,e2e}_{mean,p50,p99}_ms`       | the latencies themselves; KV memory in use and held beside them |
 //! | `unlimited.*`, `elastic_over_unlimited.{ttft_mean,ttft_p99}_ratio` | every model with the whole budget, and how near elastic comes to that: 1 is as good |
 //! | `peak_need`, `offered_over_compute`                   | as measured: share of the budget in use at most, share of compute asked for |
 //! | `requests_per_peak`, `failed`                         | how many there were                                          |
 //! | `ledger.{looks,over_budget,peak_reserved_bytes}`      | of the elastic models: whether they ever reserved more than the budget |
-//! | `repeats[]`                                           | `ttft_mean_ratio` and `ttft_p99_ratio` of each repeat         |
+//! | `repeats[]`                                           | `ttft_mean_speedup` and `ttft_p99_speedup` of each repeat     |
 //! | `simultaneous.*`                                      | all of this for peaks that meet                               |
 //! | `wall_s`                                              | how long the run took                                        |
 //! | `verdict`                                             | one sentence                                                 |

@@ -171,8 +171,10 @@ fn ratios(repeats: &[[Answers; 2]]) -> Map<String, Value> {
     let (mut figures, mut intervals) = (Map::new(), Map::new());
     for (name, of) in FIGURES {
         if let Some(ratio) = ratio(repeats, of) {
-            figures.insert(format!("{name}_ratio"), ratio.value.into());
-            intervals.insert(name.to_owned(), json!([ratio.low, ratio.high]));
+            // By its name, so that a comparison knows that more is better.
+            let name = format!("{name}_speedup");
+            intervals.insert(name.clone(), json!([ratio.low, ratio.high]));
+            figures.insert(name, ratio.value.into());
         }
     }
     // With fewer the interval would be too narrow to be one.

@@ -88,11 +88,13 @@ pub(super) fn serving_figures(fields: &Map<String, Value>) -> Map<String, Value>
     if recognise(fields).is_none() {
         return Map::new();
     }
+    // Where nothing was answered there are no latencies: what stands there is 0, which would be the best of all.
+    let has_answers = fields.get("completed").and_then(Value::as_f64) != Some(0.0);
     let named = fields.iter().filter(|(_, value)| value.is_number()).filter_map(|(key, value)| {
         let name = match key.as_str() {
             "total_throughput" => "total_token_throughput".to_owned(),
             plain if PLAIN.contains(&plain) => plain.to_owned(),
-            metric => metric_name(metric)?,
+            metric => metric_name(metric).filter(|_| has_answers)?,
         };
         Some((name, value.clone()))
     });

@@ -134,9 +134,9 @@ impl Run {
         self.number(&["throughput", "request_throughput"])
     }
 
-    /// Median time to the first token, in milliseconds.
+    /// Median time to the first token, in milliseconds; none where nothing was answered, whatever stands there.
     pub fn ttft_p50_ms(&self) -> Option<f64> {
-        self.number(&["ttft_p50", "median_ttft_ms"])
+        self.number(&["ttft_p50", "median_ttft_ms"]).filter(|_| self.number(&["completed"]) != Some(0.0))
     }
 
     /// The first of these that is a number, of what stands at the top and then of the figures of a server.

@@ -54,6 +54,19 @@ fn a_file_of_vllm() {
     assert!(!run.extra.contains_key("generated_texts"));
 }
 
+/// A server that answers nobody has latencies of 0 in such a file, and was better than any other.
+#[test]
+fn a_run_without_answers_has_no_latencies() {
+    let mut dead = vllm();
+    dead["completed"] = json!(0);
+    for name in ["median_ttft_ms", "mean_tpot_ms", "p99_itl_ms"] {
+        dead[name] = json!(0.0);
+    }
+    let run = one(&dead);
+    assert_eq!((figure(&run, "median_ttft_ms"), figure(&run, "p99_itl_ms"), run.ttft_p50_ms()), (None, None, None));
+    assert_eq!(figure(&run, "completed"), Some(0.0));
+}
+
 #[test]
 fn a_file_of_sglang_has_the_names_of_vllm() {
     let run = one(&sglang());

@@ -98,7 +98,9 @@ fn latency_benefit_reports_both_scenarios_model_by_model() {
     let result = result("latency-benefit", &short);
     let summary = &result["summary"];
     for place in ["", "/simultaneous"] {
-        for figure in ["ttft_mean_ratio", "ttft_p99_ratio", "models/model-3/ttft_mean_ratio", "elastic/ttft_mean_ms"] {
+        for figure in
+            ["ttft_mean_speedup", "ttft_p99_speedup", "models/model-3/ttft_mean_speedup", "elastic/ttft_mean_ms"]
+        {
             assert!(number(summary, &format!("{place}/{figure}")) > 0.0);
         }
         assert_eq!(number(summary, &format!("{place}/failed")), 0.0);
