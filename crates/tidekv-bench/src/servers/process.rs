@@ -98,6 +98,16 @@ pub enum ServerError {
         /// What it said.
         tail: String,
     },
+    /// Somebody else would be measured in its place.
+    #[error(
+        "something answers at {url} before {what} is started: stop it, or write {{port}} into the command for a port that is free"
+    )]
+    Occupied {
+        /// Where.
+        url: BaseUrl,
+        /// The command, shortened.
+        what: String,
+    },
     /// Nobody serves at a URL.
     #[error("{url} does not answer /health or /v1/models: is the server running there?")]
     NotThere {
@@ -135,6 +145,9 @@ impl Server {
             }
             Launch::Command { line, url, variables } => {
                 let (line, url) = with_port(line, url.as_ref())?;
+                if wait.is_healthy(&url) {
+                    return Err(ServerError::Occupied { url, what: shortened(&line) });
+                }
                 let shell: Vec<OsString> = ["sh", "-c", line.as_str()].map(OsString::from).to_vec();
                 let mut process = Process::start(&shell, variables, FOREIGN_GRACE)?;
                 process.wait_until_healthy(&url, &wait)?;
@@ -246,15 +259,19 @@ impl Process {
 
     fn wait_until_healthy(&mut self, url: &BaseUrl, wait: &Wait<'_>) -> Result<(), ServerError> {
         let lines = self.lines.take();
-        while !wait.is_healthy(url) {
+        loop {
+            let is_healthy = wait.is_healthy(url);
+            // Looked at behind the answer, which may be of somebody who has the port that this one wanted.
             if !matches!(self.guard.try_wait(), Ok(None)) {
                 // The rest of what it said is on its way.
                 while lines.as_ref().is_some_and(|lines| lines.recv_timeout(ASK_TIMEOUT).is_ok()) {}
                 return Err(self.ended());
             }
+            if is_healthy {
+                return Ok(());
+            }
             wait.pause(&self.what, || self.tail.text())?;
         }
-        Ok(())
     }
 
     fn ended(&self) -> ServerError {

@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use tidekv_bench::load::mock::{Mock, Script};
+
 use crate::support::{KvBench, Running, kill, wait_for_end, wait_until};
 
 /// Long enough to be interrupted.
@@ -86,6 +88,19 @@ fn what_a_server_starts_itself_is_stopped_too_and_its_last_words_are_told() {
     KvBench::new("overhead").args(&["--a-cmd", &line, "--b-cmd", fine]).refused("the disk is on fire");
     let pid = fs::read_to_string(noted).unwrap().trim().parse().unwrap();
     wait_for_end(pid);
+}
+
+/// A server that somebody forgot was measured as both sides, and no overhead was found.
+#[test]
+fn a_server_that_is_there_already_is_not_taken_for_one_that_was_started() {
+    let mock = Mock::start(|_| Script::error(404, "not asked")).unwrap();
+    let url = mock.base_url().to_string();
+    let dir = tempfile::tempdir().unwrap();
+    let noted = dir.path().join("started");
+    let line = format!("touch {}; sleep 600", noted.display());
+    let args = ["--a-cmd", &line, "--b-cmd", &line, "--a-url", &url, "--b-url", &url];
+    KvBench::new("overhead").args(&args).refused("answers at");
+    assert!(!noted.exists(), "nothing was started beside it");
 }
 
 #[test]
