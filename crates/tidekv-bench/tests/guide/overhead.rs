@@ -1,6 +1,9 @@
 //! `kvbench overhead` as people run it: how much it measures, and what it says about that.
 
+use std::time::Duration;
+
 use serde_json::Value;
+use tidekv_bench::load::mock::{Mock, Script, Timing};
 
 use crate::support::KvBench;
 
@@ -48,4 +51,33 @@ fn minutes_are_for_everything_and_no_round_is_begun_that_they_have_no_room_for()
     KvBench::new("overhead").args(&["--minutes", "1", "--seconds", "5"]).refused("--seconds");
     KvBench::new("overhead").args(&["--minutes", "0"]).refused("--minutes");
     KvBench::new("overhead").args(&["--pairs", "0"]).refused("--rounds");
+}
+
+/// At low rates a slice is one request, and one that failed in the last minute cost all that was measured before.
+#[test]
+fn a_request_that_fails_forbids_a_conclusion_and_a_server_that_is_gone_ends_the_run() {
+    let timing = Timing { first: Duration::from_millis(1), gap: Duration::from_millis(1), ..Timing::IMMEDIATE };
+    let failing = |fails: fn(u64) -> bool| {
+        Mock::start(move |request| match fails(u64::try_from(request.ordinal).unwrap()) {
+            true => Script::error(503, "not now"),
+            false => timing.script(request),
+        })
+        .unwrap()
+    };
+    let measured = |b: &Mock| {
+        let fine = failing(|_| false);
+        let (a, b) = (fine.base_url().to_string(), b.base_url().to_string());
+        let sides = ["--a-url", &a, "--b-url", &b, "--rates", "4", "--saturated", "0", "--json"];
+        let long =
+            ["--rounds", "2", "--seconds", "8", "--warmup-requests", "2", "--input-len", "8", "--output-len", "4"];
+        KvBench::new("overhead").args(&sides).args(&long).output()
+    };
+    let once = measured(&failing(|ordinal| ordinal == 12));
+    assert_eq!(once.status.code(), Some(1), "{}", String::from_utf8_lossy(&once.stderr));
+    let result: Value = serde_json::from_slice(&once.stdout).unwrap();
+    assert_eq!(result["summary"]["verdict"], "1 requests failed: nothing is concluded");
+    let gone = measured(&failing(|ordinal| ordinal >= 12));
+    let said = String::from_utf8_lossy(&gone.stderr).into_owned();
+    assert_eq!(gone.status.code(), Some(2), "{said}");
+    assert!(said.contains("side B answers nothing any more") && said.contains("not now"), "{said}");
 }
