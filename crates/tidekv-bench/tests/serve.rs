@@ -229,6 +229,68 @@ fn tables_for_people_csv_for_plots_and_lines_for_logs() {
 }
 
 #[test]
+fn a_result_under_vllms_name_has_its_folder_made_and_is_checked_before_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let made = folder.path().join("out/static");
+    let mock = mock();
+    let output = serve(&mock, &["--save-result", "--result-dir", made.to_str().unwrap(), "--label", "a"]);
+    assert!(output.status.success(), "{}", text(&output));
+    let names: Vec<_> = fs::read_dir(&made).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(names.len() == 1 && names[0].to_str().unwrap().starts_with("a-200.0qps-"), "{names:?}");
+
+    let before = mock.arrived();
+    for flags in [&["--label", "a/b"][..], &["--result-dir", "/dev/null/x"], &["--result-filename", "no/such/x.json"]] {
+        let output = serve(&mock, &[&["--save-result"], flags].concat());
+        assert_eq!(output.status.code(), Some(2), "{flags:?}: {}", text(&output));
+    }
+    assert_eq!(mock.arrived(), before, "nobody was asked anything");
+}
+
+/// A file that cannot be written cost the table and all other files of a finished run.
+#[test]
+fn one_file_that_cannot_be_written_costs_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let kept = folder.path().join("kept.json");
+    // Full when it is written to, and not before.
+    let flags = ["--csv", "/dev/full", "--output", kept.to_str().unwrap()];
+    let output = serve(&mock(), &flags);
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output));
+    assert!(text(&output).contains("cannot write /dev/full"), "{}", text(&output));
+    assert!(String::from_utf8(output.stdout).unwrap().contains("20 completed, 0 failed"));
+    assert!(BenchResult::read(&kept).is_ok());
+    let appended = serve(&mock(), &["--append-result", "--output", "/dev/full"]);
+    assert_eq!(appended.status.code(), Some(2), "{}", text(&appended));
+    assert!(String::from_utf8(appended.stdout).unwrap().contains("20 completed, 0 failed"));
+}
+
+/// Runs of other lengths were taken for repeats of each other.
+#[test]
+fn a_result_says_what_was_asked() {
+    let mock = mock();
+    let asked = |flags: &[&str]| object(&serve(&mock, &[&["--json"], flags].concat()))["args"]["streams"][0].clone();
+    let plain = asked(&[]);
+    assert_eq!((&plain["data"]["input_tokens"], &plain["data"]["output_tokens"]), (&json!(16), &json!(4)));
+    for flags in [
+        &["--random-range-ratio", "0.5"][..],
+        &["--random-prefix-len", "8"],
+        &["--backend", "openai-chat"],
+        &["--top-p", "0.5"],
+        &["--duration", "100ms"],
+    ] {
+        assert_ne!(asked(flags), plain, "{flags:?}");
+    }
+    assert_eq!(asked(&["--seed", "7"]), plain, "another seed is a repeat");
+    let prompts = tempfile::NamedTempFile::new().unwrap();
+    let custom = |text: &str| {
+        fs::write(prompts.path(), text).unwrap();
+        asked(&["--dataset-name", "custom", "--dataset-path", prompts.path().to_str().unwrap()])
+    };
+    let lines = "{\"prompt\": \"a\", \"output_tokens\": 3}\n";
+    assert_eq!(custom(lines), custom(lines));
+    assert_ne!(custom(lines), custom(&lines.replace('3', "4")));
+}
+
+#[test]
 fn several_runs_are_several_files() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.json");
@@ -307,6 +369,9 @@ fn what_cannot_be_measured_is_an_error_before_the_run() {
         .args(&["--dataset-name", "custom", "--dataset-path", "/nonexistent/x"])
         .refused("/nonexistent/x");
     KvBench::new("serve").args(&["--metadata", "summary=x"]).refused("summary");
+    for flag in [["--num-prompts", "5"], ["--request-rate", "8"], ["--duration", "1s"], ["--backend", "vllm"]] {
+        KvBench::new("serve").args(&["--scenario", "x.yaml"]).args(&flag).refused(flag[0]);
+    }
 
     let refusing = Mock::start(|_| Script::error(404, "no such model")).unwrap();
     let url = refusing.base_url().to_string();

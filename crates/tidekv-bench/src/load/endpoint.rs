@@ -77,6 +77,15 @@ impl Api {
         }
     }
 
+    /// What a result calls it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Completions => "completions",
+            Self::Chat => "chat",
+            Self::SglangGenerate => "sglang",
+        }
+    }
+
     /// Whether a prompt may be a list of token numbers.
     pub const fn takes_tokens(self) -> bool {
         match self {

@@ -23,6 +23,7 @@ mod cancel;
 mod client;
 pub mod data;
 mod dialect;
+mod digest;
 pub mod endpoint;
 mod http;
 pub mod metrics;
@@ -31,7 +32,7 @@ pub mod plan;
 pub mod record;
 pub mod sse;
 
-pub use arrivals::{Arrivals, RampStrategy};
+pub use arrivals::{Arrivals, Course, RampStrategy};
 pub use cancel::Cancel;
 pub(crate) use client::FinestTimer;
 pub use client::{Client, Control, Counters, PageError, ProbePlan, Run, RunError};

@@ -13,8 +13,9 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use super::arrivals::{Arrivals, ArrivalsError};
-use super::data::{Dataset, Item, Prompt, mixed};
+use super::arrivals::{Arrivals, ArrivalsError, Course};
+use super::data::{Dataset, Item, mixed};
+use super::digest::Digest;
 use super::endpoint::Endpoint;
 
 /// More than a client could send in a day, and a bound on the memory of a schedule.
@@ -66,6 +67,16 @@ impl Stream {
             max_concurrency: None,
             sampling: Sampling::default(),
             keep_text: false,
+        }
+    }
+
+    /// Over what its rate changes, if that is a ramp: its requests, or its time where nobody said how many those are. `count` is
+    /// how many there are if neither is said.
+    pub fn course(&self, count: usize) -> Course {
+        match (self.requests, self.duration) {
+            (Some(requests), _) => Course::Requests(requests),
+            (None, Some(duration)) => Course::Time(duration),
+            (None, None) => Course::Requests(count),
         }
     }
 
@@ -219,13 +230,13 @@ fn plan_stream(stream: &Stream, index: usize, seed: u64) -> Result<Vec<Planned>,
         return Err(PlanError::TooMany);
     }
     let end_ns = stream.duration.map_or(u64::MAX, nanoseconds);
-    let seed = mixed(seed, digest_of(stream.name.as_bytes()));
+    let seed = mixed(seed, Digest::of(stream.name.as_bytes()));
     let items = |count| stream.data.draw(count, mixed(seed, 1));
     let planned: Vec<(u64, Item)> = match stream.arrivals {
         Arrivals::Trace { speed } => trace(items(count.min(stream.data.len().unwrap_or(0))), speed, end_ns)
             .ok_or_else(|| PlanError::NoTimes { name: name() })?,
         _ => {
-            let times = stream.arrivals.times_ns(count, end_ns, mixed(seed, 2));
+            let times = stream.arrivals.times_ns(stream.course(count), count, end_ns, mixed(seed, 2));
             let items = items(times.len());
             times.into_iter().zip(items).collect()
         }
@@ -267,47 +278,15 @@ impl Schedule {
             // Writing to a string does not fail.
             let _ = write!(line, "{} {} {} {} ", request.at_ns, stream.name, request.index, request.max_tokens);
             digest.add(line.as_bytes());
-            match &request.item.prompt {
-                Prompt::Text(text) => digest.add(text.as_bytes()),
-                Prompt::Tokens(tokens) => tokens.iter().for_each(|token| digest.add(&token.to_le_bytes())),
-                Prompt::Made(made) => {
-                    for segment in &made.segments {
-                        digest.add(&segment.seed.to_le_bytes());
-                        digest.add(&segment.tokens.to_le_bytes());
-                    }
-                }
-            }
+            digest.add_prompt(&request.item);
         }
-        format!("{:016x}", digest.0)
+        digest.to_hex()
     }
 
     /// When the last request is meant to be sent.
     pub fn length(&self) -> Duration {
         Duration::from_nanos(self.requests.last().map_or(0, |request| request.at_ns))
     }
-}
-
-/// FNV-1a: of no cryptographic worth, and the same everywhere.
-struct Digest(u64);
-
-impl Default for Digest {
-    fn default() -> Self {
-        Self(0xCBF2_9CE4_8422_2325)
-    }
-}
-
-impl Digest {
-    fn add(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3);
-        }
-    }
-}
-
-fn digest_of(bytes: &[u8]) -> u64 {
-    let mut digest = Digest::default();
-    digest.add(bytes);
-    digest.0
 }
 
 #[cfg(test)]

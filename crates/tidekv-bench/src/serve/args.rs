@@ -25,6 +25,26 @@ const QUICK_WARMUP: usize = 5;
 const DEFAULT_COOLDOWN: Duration = Duration::from_secs(10);
 const QUICK_COOLDOWN: Duration = Duration::from_millis(200);
 
+/// What a scenario's file says of each of its streams: beside it these flags would be given in vain.
+const SAID_BY_A_SCENARIO: [&str; 15] = [
+    "base_url",
+    "host",
+    "port",
+    "model",
+    "backend",
+    "endpoint",
+    "header",
+    "request_rate",
+    "burstiness",
+    "ramp_up_strategy",
+    "square_wave",
+    "duration",
+    "max_concurrency",
+    // All flags about prompts.
+    "DataArgs",
+    "selftest",
+];
+
 /// Arguments of `kvbench serve`.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -62,7 +82,7 @@ pub struct ServeArgs {
     pub header: Vec<String>,
 
     /// Several streams to several servers, instead of all flags about one
-    #[arg(long, value_name = "FILE.yaml", conflicts_with_all = ["base_url", "host", "port", "model"])]
+    #[arg(long, value_name = "FILE.yaml", conflicts_with_all = SAID_BY_A_SCENARIO)]
     pub scenario: Option<PathBuf>,
 
     /// Models, rates, number and lengths of requests from the file of kvcached's guide: one run for each model and rate
@@ -199,15 +219,15 @@ pub struct TrafficArgs {
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     pub burstiness: f64,
 
-    /// Let the rate rise from --ramp-up-start-rps to --ramp-up-end-rps
+    /// Let the rate rise from --ramp-up-start-rps to --ramp-up-end-rps: over --num-prompts, or without those over --duration
     #[arg(long, value_enum, value_name = "HOW", requires_all = ["ramp_up_start_rps", "ramp_up_end_rps"])]
     pub ramp_up_strategy: Option<RampKind>,
 
-    /// The rate of the first request
+    /// The rate at the beginning
     #[arg(long, value_name = "R")]
     pub ramp_up_start_rps: Option<f64>,
 
-    /// The rate of the last one
+    /// The rate at the end
     #[arg(long, value_name = "R")]
     pub ramp_up_end_rps: Option<f64>,
 

@@ -1,7 +1,7 @@
 //! `kvbench serve --config bench-config.yaml`: every model of kvcached's file at every rate of it, one run each.
 //!
 //! The servers are there: `models[].port` says where, on `--host`. What the flags say goes before what the file says. Each run has
-//! a file of its own: `--output out.json` becomes `out-llama-7b-8.json` for the model llama-7b at 8 requests a second.
+//! files of its own: `--output out.json` becomes `out-llama-7b-8.json` for the model llama-7b at 8 requests a second.
 
 use std::path::{Path, PathBuf};
 
@@ -41,7 +41,11 @@ pub(super) fn runs(args: &ServeArgs, path: &Path) -> anyhow::Result<Vec<ServeArg
             run.data.random_output_len = args.data.random_output_len.or(Some(benchmark.output_len));
             if !is_one {
                 let name = model.map_or("server", |model| &model.name);
-                run.output.output = args.output.output.as_deref().map(|file| named(file, name, rate));
+                let of_run = |file: &Path| named(file, name, rate);
+                run.output.output = args.output.output.as_deref().map(of_run);
+                run.keep.csv = args.keep.csv.as_deref().map(of_run);
+                let filename = args.keep.result_filename.as_deref().map(|file| of_run(Path::new(file)));
+                run.keep.result_filename = filename.map(|file| file.to_string_lossy().into_owned());
             }
             runs.push(run);
         }
@@ -105,6 +109,10 @@ mod tests {
                 (Some(8002), 2.5, "/x/out-qwen-2.5.json"),
             ]
         );
+        let files = ["--csv", "x.csv", "--save-result", "--result-filename", "kept.json"];
+        let last = planned(FILE, &files).pop().unwrap().keep;
+        assert_eq!(last.csv.as_deref(), Some(Path::new("x-qwen-2.5.csv")));
+        assert_eq!(last.result_filename.as_deref(), Some("kept-qwen-2.5.json"));
         let data = &runs[0].data;
         assert_eq!(
             (data.num_prompts, data.random_input_len, data.random_output_len),

@@ -1,19 +1,20 @@
 //! What is kept of a run: the result with everything around the figures, and where it goes.
 
 use std::env;
-use std::fs::OpenOptions;
-use std::io::Write as _;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use serde_json::{Value, json};
 
+use super::args::KeepArgs;
 use super::report::{self, Figures};
 use super::timeline::Timeline;
-use super::{BOTTLENECK, Bench};
+use super::{BOTTLENECK, Bench, can_write};
 use crate::load::{Arrivals, Run, Schedule, Stream};
 use crate::output::Output;
-use crate::result::BenchResult;
+use crate::result::{BenchResult, PendingFile};
 
 impl Bench<'_> {
     /// The result of one run.
@@ -53,7 +54,7 @@ impl Bench<'_> {
         result.set_more("unsent", run.unsent);
         result.set_more("environment", self.environment.clone());
         result.set_more("command", command());
-        result.set_more("timeline", timeline.to_json());
+        result.set_more("timeline", timeline.to_kept_json());
         Ok(result)
     }
 
@@ -80,13 +81,17 @@ impl Bench<'_> {
 
     fn args_json(&self, schedule: &Schedule) -> Value {
         let args = self.args;
-        let stream = |(index, stream): (usize, &Stream)| {
+        let stream = |stream: &Stream| {
+            let bounded = stream.data.len().filter(|_| stream.duration.is_none());
             json!({
                 "name": stream.name, "url": stream.endpoint.url(), "model": stream.endpoint.model,
-                "requests": schedule.requests.iter().filter(|request| request.stream == index).count(),
+                // As asked for: how many a duration has room for depends on the seed.
+                "requests": stream.requests.or(bounded), "data": stream.data.facts(),
                 "duration_s": stream.duration.map(|it| it.as_secs_f64()), "start_s": stream.start.as_secs_f64(),
                 "arrivals": stream.arrivals.to_string(), "max_concurrency": stream.max_concurrency,
-                "temperature": stream.sampling.temperature, "ignore_eos": stream.sampling.ignore_eos,
+                "api": stream.endpoint.api.name(), "max_tokens": stream.sampling.max_tokens,
+                "temperature": stream.sampling.temperature, "top_p": stream.sampling.top_p,
+                "ignore_eos": stream.sampling.ignore_eos, "extra_body": stream.sampling.extra_body,
             })
         };
         json!({
@@ -94,29 +99,34 @@ impl Bench<'_> {
             "warmup_requests": args.warmup(), "cooldown_s": args.cooldown().as_secs_f64(), "repeat": args.measure.repeat,
             "goodput": args.measure.goodput, "request_timeout_s": args.measure.request_timeout.0.as_secs_f64(),
             "sample_every_s": args.measure.sample_every.0.as_secs_f64(), "probe_request_rate": args.traffic.probe_request_rate,
-            "streams": schedule.streams.iter().enumerate().map(stream).collect::<Vec<_>>(),
+            "streams": self.scenario.streams.iter().map(stream).collect::<Vec<_>>(),
         })
     }
 
-    /// Writes and prints it.
-    pub(super) fn emit(&self, result: &BenchResult, tables: &str, round: u32) -> anyhow::Result<()> {
+    /// Prints it and writes it wherever it shall be. What cannot be written in one place is in the others all the same.
+    pub(super) fn emit(
+        &self,
+        result: &BenchResult,
+        timeline: &Timeline,
+        tables: &str,
+        round: u32,
+    ) -> anyhow::Result<()> {
+        let keep = &self.args.keep;
+        let of_round = |path: &Path| numbered(path, round, self.args.measure.repeat);
         let mut output = self.args.output.clone();
-        if self.args.keep.append_result {
-            let path = output.output.take().context("--append-result needs --output")?;
-            let mut line = serde_json::to_vec(result)?;
-            line.push(b'\n');
-            let file = OpenOptions::new().append(true).create(true).open(&path);
-            file.and_then(|mut file| file.write_all(&line))
-                .with_context(|| format!("cannot add to {}", path.display()))?;
-        } else if let Some(path) = output.output.as_mut() {
-            *path = numbered(path, round, self.args.measure.repeat);
-        }
-        if self.args.keep.save_result {
-            let path = self.vllm_name(result);
-            let path = numbered(&path, round, self.args.measure.repeat);
-            result.write(&path).with_context(|| format!("cannot write {}", path.display()))?;
-        }
-        Output::unchecked(output).emit(result, tables)
+        let log = output.output.take_if(|_| keep.append_result);
+        output.output = output.output.as_deref().map(of_round);
+        let written = [
+            Output::unchecked(output).emit(result, tables),
+            log.map_or(Ok(()), |path| add_line(&path, result)),
+            if keep.save_result { self.save(result, &of_round(&self.vllm_name(result))) } else { Ok(()) },
+            keep.csv.as_deref().map_or(Ok(()), |path| write_csv(&of_round(path), timeline)),
+        ];
+        written.into_iter().collect()
+    }
+
+    fn save(&self, result: &BenchResult, path: &Path) -> anyhow::Result<()> {
+        result.write(path).with_context(|| format!("cannot write {}", path.display()))
     }
 
     /// `{label}-{rate}qps[-concurrency{c}]-{model}-{date}.json`.
@@ -134,6 +144,47 @@ impl Bench<'_> {
         let name = self.args.keep.result_filename.clone().unwrap_or(name);
         self.args.keep.result_dir.clone().unwrap_or_default().join(name)
     }
+}
+
+/// Makes sure, before anything is measured, that what is measured can be written. As with vLLM, the folder is made.
+pub(super) fn check(keep: &KeepArgs) -> anyhow::Result<()> {
+    keep.csv.iter().try_for_each(|path| can_write(path))?;
+    if !keep.save_result {
+        return Ok(());
+    }
+    let folder = keep.result_dir.clone().unwrap_or_default();
+    if !folder.as_os_str().is_empty() {
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    match (&keep.result_filename, &keep.label) {
+        (Some(name), _) => can_write(&folder.join(name)),
+        (None, Some(label)) if label.contains('/') => {
+            bail!("--label {label:?} begins the name of a file: leave the slash out, or give --result-filename")
+        }
+        (None, _) => can_write(&folder.join("kvbench.json")),
+    }
+}
+
+/// Adds a line, whole or not at all: half of one would spoil the others.
+fn add_line(path: &Path, result: &BenchResult) -> anyhow::Result<()> {
+    let mut line = serde_json::to_vec(result)?;
+    line.push(b'\n');
+    let add = || -> io::Result<()> {
+        let mut file = OpenOptions::new().append(true).create(true).open(path)?;
+        let before = file.metadata()?;
+        file.write_all(&line).inspect_err(|_| {
+            if before.is_file() {
+                // What it was; there is nothing better to be done on a full disk.
+                let _ = file.set_len(before.len());
+            }
+        })
+    };
+    add().with_context(|| format!("cannot add to {}", path.display()))
+}
+
+fn write_csv(path: &Path, timeline: &Timeline) -> anyhow::Result<()> {
+    let written = PendingFile::create(path).and_then(|file| file.commit(&timeline.to_csv()));
+    written.with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// A number, or `inf`, as vLLM writes it.

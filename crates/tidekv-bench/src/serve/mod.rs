@@ -42,7 +42,6 @@ use crate::output::warn;
 use crate::progress::Progress;
 use crate::result::PendingFile;
 use attended::{StopOnDrop, attended};
-use keep::numbered;
 use preflight::ServerFacts;
 use report::{Figures, Wanted};
 use spec::{BackendKind, Defaults, ScenarioFile};
@@ -138,7 +137,7 @@ impl<'a> Bench<'a> {
             probe.is_none_or(|rate| rate > 0.0 && rate <= 1000.0),
             "--probe-request-rate: give 1000 a second at most"
         );
-        args.keep.csv.iter().try_for_each(|path| can_write(path))?;
+        keep::check(&args.keep)?;
         drop(args.output.open()?);
 
         let client = Client::new(args.measure.client_threads.unwrap_or_else(Client::default_threads))?;
@@ -242,12 +241,6 @@ impl<'a> Bench<'a> {
         drop(progress);
         let figures = Figures::of(&schedule, &run.records, &self.request);
         let result = self.result(&schedule, &run, &figures, &timeline, started)?;
-        if let Some(path) = &self.args.keep.csv {
-            let path = numbered(path, round, self.args.measure.repeat);
-            PendingFile::create(&path)
-                .and_then(|file| file.commit(&timeline.to_csv()))
-                .with_context(|| format!("cannot write {}", path.display()))?;
-        }
         if !figures.total.kept_schedule() {
             self.say(BOTTLENECK);
         }
@@ -256,7 +249,7 @@ impl<'a> Bench<'a> {
             let first = first.map_or_else(String::new, ToString::to_string);
             self.say(&format!("{} of {} requests failed; the first: {first}", figures.total.failed, run.records.len()));
         }
-        self.emit(&result, &report::tables(&figures, run.unsent), round)?;
+        self.emit(&result, &timeline, &report::tables(&figures, run.unsent), round)?;
         Ok(figures.total.failed > 0)
     }
 

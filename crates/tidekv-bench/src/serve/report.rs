@@ -270,11 +270,13 @@ pub fn ramp_keys(result: &mut BenchResult, stream: &Stream, schedule: &Schedule,
     result.set_more("ramp_up_strategy", strategy);
     result.set_more("ramp_up_start_rps", start_per_s);
     result.set_more("ramp_up_end_rps", end_per_s);
-    let count = schedule.requests.len();
+    let course = stream.course(schedule.requests.len());
+    let start_s = stream.start.as_secs_f64();
     let mut events: Vec<Value> = Vec::new();
     let mut latest = None;
     for (index, request) in schedule.requests.iter().enumerate() {
-        let rate = stream.arrivals.ramp_rate(index, count).map(f64::trunc);
+        let at_s = crate::stats::to_f64(request.at_ns) / 1e9 - start_s;
+        let rate = stream.arrivals.ramp_rate(course, index, at_s).map(f64::trunc);
         if rate != latest {
             latest = rate;
             let at = i64::try_from(request.at_ns).map(jiff::SignedDuration::from_nanos).unwrap_or_default();

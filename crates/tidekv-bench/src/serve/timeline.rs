@@ -27,6 +27,8 @@ use crate::load::{Cancel, Client, Endpoint};
 const MAX_ROWS: usize = 2000;
 /// Columns that are kept: pools and servers may be many, and a result is bounded.
 const MAX_COLUMNS: usize = 64;
+/// Most bytes of a result that are the timeline's: rows of requests and raw latencies want theirs.
+const MAX_KEPT_BYTES: usize = 320 << 10;
 /// A server that is slower than this has no figure for that row.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -88,8 +90,19 @@ impl Timeline {
         self.columns.values_mut().for_each(every_other);
     }
 
-    /// As it stands in a result.
-    pub fn to_json(&self) -> Value {
+    /// As it stands in a result: with as many rows, evenly spread, as there is room for.
+    pub fn to_kept_json(&self) -> Value {
+        let mut kept = self.clone();
+        loop {
+            let json = kept.to_json();
+            if json.to_string().len() <= MAX_KEPT_BYTES || kept.t_s.len() < 2 {
+                return json;
+            }
+            kept.halve();
+        }
+    }
+
+    fn to_json(&self) -> Value {
         let columns: Map<String, Value> =
             self.columns.iter().map(|(name, column)| (name.clone(), json!(column))).collect();
         json!({"t_s": self.t_s, "columns": columns})
@@ -235,6 +248,21 @@ mod tests {
         assert_eq!(timeline.to_json()["columns"]["a"], json!([1.0, null, 3.0]));
         timeline.halve();
         assert_eq!((timeline.t_s.clone(), timeline.columns["a"].clone()), (vec![0.0, 0.2], vec![Some(1.0), Some(3.0)]));
+    }
+
+    /// Eight GPUs and a few pools over three minutes were more than a result may have, and the whole of it was lost.
+    #[test]
+    fn a_wide_timeline_leaves_room_for_the_rest_of_the_result() {
+        let mut timeline = Timeline::default();
+        for row in 0..MAX_ROWS {
+            let value = |column| (format!("nvml.{column}.memory_used_bytes"), 123_456_789_012.0 + row as f64);
+            timeline.add(row as f64 / 10.0, (0..MAX_COLUMNS).map(value).collect());
+        }
+        let kept = timeline.to_kept_json();
+        let rows = kept["t_s"].as_array().unwrap().len();
+        assert!(kept.to_string().len() <= MAX_KEPT_BYTES && rows >= 100, "{rows} rows");
+        assert!(kept["columns"].as_object().unwrap().values().all(|column| column.as_array().unwrap().len() == rows));
+        assert_eq!(timeline.t_s.len(), MAX_ROWS, "the file of --csv has all of them");
     }
 
     proptest! {

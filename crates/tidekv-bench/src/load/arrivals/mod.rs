@@ -31,13 +31,13 @@ pub enum Arrivals {
         /// Shape of the gaps.
         burstiness: f64,
     },
-    /// From one rate to another over the requests of the stream.
+    /// From one rate to another over the requests of the stream, or over its time.
     Ramp {
         /// How the rate changes.
         strategy: RampStrategy,
-        /// At the first request.
+        /// At the beginning.
         start_per_s: f64,
-        /// At the last one.
+        /// At the end.
         end_per_s: f64,
         /// Shape of the gaps.
         burstiness: f64,
@@ -67,10 +67,30 @@ pub enum Arrivals {
 /// How a ramp rises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RampStrategy {
-    /// By the same amount with every request.
+    /// By the same amount with every request, or second.
     Linear,
-    /// By the same factor with every request.
+    /// By the same factor with every request, or second.
     Exponential,
+}
+
+/// Over what a rate changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Course {
+    /// From the first of so many requests to the last, as vLLM has it.
+    Requests(usize),
+    /// From the start of the stream to its end.
+    Time(Duration),
+}
+
+impl Course {
+    /// How much of it is over, with request `index` at `at_s`.
+    #[expect(clippy::cast_precision_loss, reason = "a share of the requests")]
+    fn share(self, index: usize, at_s: f64) -> f64 {
+        match self {
+            Self::Requests(count) => index as f64 / count.saturating_sub(1).max(1) as f64,
+            Self::Time(duration) => (at_s / duration.as_secs_f64().max(f64::MIN_POSITIVE)).min(1.0),
+        }
+    }
 }
 
 /// The most that a second can hold; a clock has no more moments.
@@ -126,10 +146,10 @@ impl Arrivals {
     }
 
     /// When each request is sent: `count` of them, or as many as fit before `end_ns`. A trace has its own times.
-    pub(super) fn times_ns(&self, count: usize, end_ns: u64, seed: u64) -> Vec<u64> {
+    pub(super) fn times_ns(&self, course: Course, count: usize, end_ns: u64, seed: u64) -> Vec<u64> {
         let mut gaps = Gaps { random: Random::seeded(seed), shape: self.burstiness() };
         // A wave may begin in silence.
-        let mut at_s = self.after(0.0, 0.0, 0, count);
+        let mut at_s = self.after(0.0, 0.0, 0, course);
         let mut times = Vec::new();
         while times.len() < count {
             let at_ns = to_ns(at_s);
@@ -137,7 +157,7 @@ impl Arrivals {
                 break;
             }
             times.push(at_ns);
-            at_s = self.after(at_s, gaps.next(), times.len() - 1, count);
+            at_s = self.after(at_s, gaps.next(), times.len() - 1, course);
         }
         times
     }
@@ -152,12 +172,12 @@ impl Arrivals {
         }
     }
 
-    /// The moment that lies `gap` mean gaps behind `at_s`, which was that of request `index` out of `count`.
-    fn after(&self, at_s: f64, gap: f64, index: usize, count: usize) -> f64 {
+    /// The moment that lies `gap` mean gaps behind `at_s`, which was that of request `index`.
+    fn after(&self, at_s: f64, gap: f64, index: usize, course: Course) -> f64 {
         match *self {
             Self::Immediately | Self::Trace { .. } => at_s,
             Self::Rate { per_s, .. } => at_s + gap / per_s,
-            Self::Ramp { .. } => at_s + gap / self.ramp_rate(index, count).unwrap_or(MAX_PER_S),
+            Self::Ramp { .. } => at_s + gap / self.ramp_rate(course, index, at_s).unwrap_or(MAX_PER_S),
             Self::SquareWave { low_per_s, high_per_s, period, duty, phase, .. } => {
                 let wave = Wave { low: low_per_s, high: high_per_s, period: period.as_secs_f64(), duty };
                 wave.after(at_s + phase.as_secs_f64(), gap) - phase.as_secs_f64()
@@ -165,11 +185,10 @@ impl Arrivals {
         }
     }
 
-    /// The rate at which request `index` of `count` is sent, on a ramp.
-    #[expect(clippy::cast_precision_loss, reason = "a share of the requests")]
-    pub fn ramp_rate(&self, index: usize, count: usize) -> Option<f64> {
+    /// The rate at which request `index` is sent at `at_s`, on a ramp.
+    pub fn ramp_rate(&self, course: Course, index: usize, at_s: f64) -> Option<f64> {
         let Self::Ramp { strategy, start_per_s, end_per_s, .. } = *self else { return None };
-        let share = index as f64 / count.saturating_sub(1).max(1) as f64;
+        let share = course.share(index, at_s);
         Some(match strategy {
             RampStrategy::Linear => start_per_s + (end_per_s - start_per_s) * share,
             RampStrategy::Exponential => start_per_s * (end_per_s / start_per_s).powf(share),

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 const FOREVER: u64 = u64::MAX;
 
 fn gaps_s(arrivals: &Arrivals, count: usize, seed: u64) -> Vec<f64> {
-    let times = arrivals.times_ns(count + 1, FOREVER, seed);
+    let times = arrivals.times_ns(Course::Requests(count + 1), count + 1, FOREVER, seed);
     times.windows(2).map(|pair| (pair[1] - pair[0]) as f64 / 1e9).collect()
 }
 
@@ -29,7 +29,7 @@ fn gaps_have_the_mean_and_the_spread_of_a_gamma() {
 
 #[test]
 fn seeds_differ_and_repeat() {
-    let times = |seed| Arrivals::poisson(100.0).times_ns(50, FOREVER, seed);
+    let times = |seed| Arrivals::poisson(100.0).times_ns(Course::Requests(50), 50, FOREVER, seed);
     assert_eq!(times(1), times(1));
     assert_ne!(times(1), times(2));
     assert_eq!(times(1)[0], 0, "the first goes at once");
@@ -40,8 +40,29 @@ fn a_ramp_rises_from_its_start_to_its_end() {
     for strategy in [RampStrategy::Linear, RampStrategy::Exponential] {
         let ramp = Arrivals::Ramp { strategy, start_per_s: 1.0, end_per_s: 10.0, burstiness: f64::INFINITY };
         let gaps = gaps_s(&ramp, 99, 0);
-        assert!((gaps[0] - 1.0).abs() < 1e-6 && (ramp.ramp_rate(99, 100).unwrap() - 10.0).abs() < 1e-9);
+        assert!(
+            (gaps[0] - 1.0).abs() < 1e-6
+                && (ramp.ramp_rate(Course::Requests(100), 99, 0.0).unwrap() - 10.0).abs() < 1e-9
+        );
         assert!(gaps.windows(2).all(|pair| pair[1] < pair[0]), "{gaps:?}");
+    }
+}
+
+/// So many requests that nobody said how many: the rate did not move at all.
+#[test]
+fn a_ramp_of_a_duration_rises_within_it() {
+    for strategy in [RampStrategy::Linear, RampStrategy::Exponential] {
+        let ramp = Arrivals::Ramp { strategy, start_per_s: 1.0, end_per_s: 50.0, burstiness: f64::INFINITY };
+        let course = Course::Time(Duration::from_secs(60));
+        let times = ramp.times_ns(course, usize::MAX, 60_000_000_000, 0);
+        let within =
+            |from: u64, to: u64| times.iter().filter(|&&at| (from..to).contains(&(at / 1_000_000_000))).count();
+        let (first, last) = (within(0, 1), within(59, 60));
+        assert!(first <= 2 && (48..=50).contains(&last), "{strategy:?}: {first} and {last}");
+        // The integral of the rate: (1 + 50) / 2 * 60, or 60 * 49 / ln(50).
+        let whole = if strategy == RampStrategy::Linear { 1530.0 } else { 751.5 };
+        let share = crate::stats::to_f64(times.len() as u64) / whole;
+        assert!((0.97..1.03).contains(&share), "{strategy:?}: {}", times.len());
     }
 }
 
@@ -56,7 +77,7 @@ fn a_square_wave_keeps_both_rates_and_its_phase() {
         burstiness: f64::INFINITY,
     };
     const S: u64 = 1_000_000_000;
-    let times = |phase| wave(phase).times_ns(60, FOREVER, 0);
+    let times = |phase| wave(phase).times_ns(Course::Requests(60), 60, FOREVER, 0);
     // 2 s of 10 a second, then 8 s of silence. A request may fall on the edge itself.
     let is_high = |at_ns: &u64| at_ns % (10 * S) <= 2 * S;
     let from_the_edge = times(0);
@@ -108,7 +129,7 @@ proptest! {
             burstiness,
         };
         for arrivals in [wave, Arrivals::Rate { per_s, burstiness }] {
-            let times = arrivals.times_ns(300, end_ms * 1_000_000, seed);
+            let times = arrivals.times_ns(Course::Requests(300), 300, end_ms * 1_000_000, seed);
             prop_assert!(times.windows(2).all(|pair| pair[0] <= pair[1]));
             prop_assert!(times.iter().all(|&time| time < end_ms * 1_000_000));
         }

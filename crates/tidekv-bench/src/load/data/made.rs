@@ -25,7 +25,8 @@ pub struct Segment {
 }
 
 /// How a made prompt is sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Form {
     /// As token numbers: exactly as long as it was asked to be.
     Tokens,
@@ -34,7 +35,7 @@ pub enum Form {
 }
 
 /// The token numbers that made prompts have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Vocabulary {
     /// The smallest. What lies below is where many tokenizers keep their special tokens.
     pub first: u32,

@@ -16,9 +16,12 @@ mod made;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::{Value, json};
+
 pub use files::{DataError, TraceForm, jsonl, sharegpt, timed_trace};
 pub use made::{Form, Made, Segment, Vocabulary, mixed};
 
+use super::digest::Digest;
 use crate::random::Random;
 
 /// What one request asks.
@@ -66,7 +69,7 @@ pub enum Dataset {
 }
 
 /// Prompts of random tokens.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct RandomData {
     /// Tokens of a prompt, the common prefix not counted.
     pub input_tokens: u32,
@@ -83,7 +86,7 @@ pub struct RandomData {
 }
 
 /// Prompts that begin with one of a few prefixes.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct PrefixData {
     /// How many prefixes there are.
     pub prefixes: u32,
@@ -111,6 +114,25 @@ impl Dataset {
     /// Whether there is nothing to ask.
     pub fn is_empty(&self) -> bool {
         self.len() == Some(0)
+    }
+
+    /// What is asked, for whoever compares two results: the lengths of made prompts, and of others how many there are and a
+    /// number that is the same for the same ones, wherever their file lies.
+    pub fn facts(&self) -> Value {
+        let given = |items: &[Item], are_shuffled: bool| {
+            let mut digest = Digest::default();
+            for item in items {
+                digest.add_prompt(item);
+                digest.add(&item.output_tokens.unwrap_or(0).to_le_bytes());
+            }
+            json!({"items": items.len(), "digest": digest.to_hex(), "are_shuffled": are_shuffled})
+        };
+        match self {
+            Self::Items(items) => given(items, false),
+            Self::Shuffled(items) => given(items, true),
+            Self::Random(data) => json!(data),
+            Self::PrefixRepetition(data) => json!(data),
+        }
     }
 
     /// The first `count` requests for a seed: the same for the same seed, whatever machine and build.
