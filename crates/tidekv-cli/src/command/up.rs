@@ -8,6 +8,7 @@
 //!   second signal  nobody is waited for
 //! ```
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -101,6 +102,11 @@ fn bind(plan: &Plan, key: Option<&Key>) -> anyhow::Result<Server> {
     Ok(server)
 }
 
+/// A screen that cannot be written (a full disk, a terminal that is gone) is no reason to stop serving, nor to stop without order.
+fn say(console: &mut Console, what: impl fmt::Display) {
+    let _ = console.line(what);
+}
+
 /// Signals as something to ask about.
 struct Orders(Receiver<()>);
 
@@ -176,7 +182,7 @@ impl Up {
             instances: Vec::new(),
         };
         if let Some(address) = &state.router {
-            console.line(format_args!("listening on {address}"))?;
+            say(console, format_args!("listening on {address}"));
         }
         let mut keepers = Vec::new();
         for (number, (one, program)) in plan.instances.iter().zip(programs).enumerate() {
@@ -228,15 +234,16 @@ impl Up {
                 break;
             }
         }
-        console.line("stopping: nothing new is accepted, running requests may end")?;
+        say(console, "stopping: nothing new is accepted, running requests may end");
         self.stop_router.stop(if why_ended.is_some() { Duration::ZERO } else { plan.router.drain });
         let served = self.wait_for_router(orders, console);
         self.stop.raise();
         while self.keepers.iter().any(|keeper| !keeper.is_finished()) {
             self.show(console, Duration::from_millis(20));
             if orders.came() {
-                console.line("stopping at once")?;
-                house::end_marked(self.own.id(), None)?;
+                say(console, "stopping at once");
+                // Asked again at the end, where it counts.
+                let _ = house::end_marked(self.own.id(), None);
             }
         }
         for keeper in self.keepers.drain(..) {
@@ -244,10 +251,14 @@ impl Up {
             let _ = keeper.join();
         }
         self.show(console, Duration::ZERO);
-        house::end_marked(self.own.id(), None)?;
+        let ended = house::end_marked(self.own.id(), None);
+        if ended.is_err() {
+            self.own.leave();
+        }
         // What did not end in time left its entries.
         let pids: Vec<u32> = self.state.instances.iter().filter_map(|one| one.pid).collect();
         desk::notice_deaths(&self.dir, &pids);
+        ended.context("`kvctl gc` ends what is left when it can be ended")?;
         served?;
         match why_ended {
             Some(why) => bail!("{why}: nothing runs any more"),
@@ -302,8 +313,7 @@ impl Up {
         };
         let at = self.state.instances.iter().position(|one| one.name == name).unwrap_or(0);
         let prefix = console.paint(&format!("{name} {sign}"), COLOURS[at % COLOURS.len()]);
-        // A screen that cannot be written is no reason to stop serving.
-        let _ = console.line(format_args!("{prefix} {text}"));
+        say(console, format_args!("{prefix} {text}"));
     }
 
     fn write_state(&mut self) {

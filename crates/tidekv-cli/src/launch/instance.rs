@@ -4,6 +4,7 @@
 //!   something answers at its port ──> used, and watched; ours is started when it goes away
 //!   else: start ──> Starting ── /health is 200 ──> Ready ── ended ──> Restarting ── backoff ──> start ...
 //!                       └─ not well in time: ended as if it had                └─> Failed, if it never was ready
+//!                                                    Ready, and says twice that it will never be well again: the same
 //!   told to stop: SIGTERM to its group, SIGKILL after the grace, then to all that carries the mark
 //! ```
 //!
@@ -14,7 +15,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::SyncSender;
+use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -29,10 +30,16 @@ use super::backoff::Backoff;
 use super::config::InstancePlan;
 use super::house::{self, INSTANCE_MARK, MARK};
 use super::lines::{LogFile, each_line};
+use super::probe::Health;
 use super::{desk, probe};
 
 /// How often an instance that starts is asked whether it is well.
 const ASK_EVERY: Duration = Duration::from_millis(100);
+/// How often one that is ready is asked, and how often it says that it is lost before it is believed.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+const LOST_LOOKS: u32 = 2;
+/// How long what an instance wrote may take to be read when nobody of its own is left: somebody else may hold the pipe.
+const LAST_LINES: Duration = Duration::from_secs(5);
 /// How often an instance of somebody else's is.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 /// From SIGTERM to SIGKILL.
@@ -161,8 +168,8 @@ impl Keeper {
         let end = self.attend(process, fixed, &announced, restarts);
         // An engine may have started processes that are in no group of ours.
         match (house::end_marked(&self.id, Some(&self.plan.spec.name)), reading) {
-            // Nobody is left to write there.
-            (Ok(_), Ok(reading)) => drop(reading.join()),
+            // It ends with the last writer, by hanging up.
+            (Ok(_), Ok(reading)) => drop(reading.recv_timeout(LAST_LINES)),
             (Ok(_), Err(error)) => self.news(format!("its lines could not be read: {error}")),
             (Err(error), _) => self.news(format!("{error:#}")),
         }
@@ -199,20 +206,20 @@ impl Keeper {
             .env(MARK, &self.id)
             .env(INSTANCE_MARK, &self.plan.spec.name);
         command.env("PYTHONUNBUFFERED", "1");
+        // vLLM and SGLang name their processes by a library that writes over the environment, and so over our mark.
+        command.env("SPT_NOENV", "1");
         command.envs(self.plan.variables.iter().map(|(name, value)| (name, value)));
         command.process_group(0);
         tidekv_fork::end_with_parent(&mut command);
         Ok((Process::of(command.spawn()?)?, reader))
     }
 
-    fn read_lines(
-        &self,
-        reader: PipeReader,
-        announced: Arc<Mutex<Option<String>>>,
-    ) -> io::Result<thread::JoinHandle<()>> {
+    fn read_lines(&self, reader: PipeReader, announced: Arc<Mutex<Option<String>>>) -> io::Result<Receiver<()>> {
         let (tell, name) = (self.tell.clone(), self.plan.spec.name.clone());
         let mut log = LogFile::create(&self.log)?;
+        let (reading, is_read) = mpsc::channel();
         thread::Builder::new().name(format!("log {name}")).spawn(move || {
+            let _reading = reading;
             let mut is_full = false;
             each_line(reader, |line| {
                 if let Some(address) = line.strip_prefix(LISTENING) {
@@ -226,7 +233,8 @@ impl Keeper {
                 // Whoever shows lines may be slow: the instance does not wait for it, and the log has all of them.
                 let _ = tell.try_send(Told::Line { name: name.clone(), line: line.to_owned() });
             });
-        })
+        })?;
+        Ok(is_read)
     }
 
     /// Sees a process of ours from its start to its end.
@@ -235,9 +243,10 @@ impl Keeper {
         self.set(Life::Starting, None, Some(pid), restarts);
         self.news(format!("started (pid {pid})"));
         let deadline = Instant::now() + self.plan.startup_timeout;
-        let mut ready_since: Option<Instant> = None;
+        let mut ready: Option<(Instant, String)> = None;
+        let mut lost = 0;
         loop {
-            let patience = if ready_since.is_some() { Duration::from_secs(3600) } else { ASK_EVERY };
+            let patience = if ready.is_some() { LOOK_EVERY } else { ASK_EVERY };
             match process.wait(&self.stop, patience) {
                 Waited::Stop => {
                     self.news(format!("{} (pid {pid}) is being stopped", describe(&self.program)));
@@ -245,14 +254,25 @@ impl Keeper {
                     return End::Stopped;
                 }
                 Waited::Ended => break,
-                Waited::Nothing if ready_since.is_some() => {}
                 Waited::Nothing => {
+                    if let Some((_, address)) = &ready {
+                        let Health::Lost(reason) = probe::health(address) else {
+                            lost = 0;
+                            continue;
+                        };
+                        lost += 1;
+                        if lost < LOST_LOOKS {
+                            continue;
+                        }
+                        self.news(format!("pid {pid} can answer nothing any more: {reason}"));
+                        break;
+                    }
                     let said = announced.lock().unwrap_or_else(PoisonError::into_inner).clone();
                     let address = fixed.clone().or(said);
                     if let Some(address) = address.filter(|address| probe::is_well(address)) {
-                        ready_since = Some(Instant::now());
                         self.news(format!("ready at http://{address} (pid {pid})"));
-                        self.set(Life::Ready, Some(address), Some(pid), restarts);
+                        self.set(Life::Ready, Some(address.clone()), Some(pid), restarts);
+                        ready = Some((Instant::now(), address));
                     } else if Instant::now() >= deadline {
                         self.news(format!("not well after {} s", self.plan.startup_timeout.as_secs_f64()));
                         break;
@@ -264,7 +284,7 @@ impl Keeper {
         self.set(Life::Restarting, None, None, restarts);
         let how = process.end(Duration::ZERO);
         self.news(format!("pid {pid} {how}"));
-        End::Gone { pid: Some(pid), ready_for: ready_since.map(|since| since.elapsed()) }
+        End::Gone { pid: Some(pid), ready_for: ready.map(|(since, _)| since.elapsed()) }
     }
 
     fn set(&self, life: Life, address: Option<String>, pid: Option<u32>, restarts: u32) {

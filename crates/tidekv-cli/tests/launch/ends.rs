@@ -1,8 +1,10 @@
 //! However it ends, nothing stays: no process, no segment, no folder.
 
+use std::time::Instant;
+
 use rustix::process::Signal;
 
-use crate::supervisor::{Supervisor, marked, run, two_models};
+use crate::supervisor::{PATIENCE, Supervisor, marked, run, two_models};
 
 /// Does not end when it is told to, and has a child that has left its group and its session.
 const STUBBORN: &str = "instances:\n  - name: stubborn\n    model: m\n    engine: command\n    command: [sh, -c, \
@@ -51,6 +53,29 @@ fn the_second_signal_does_not_wait() {
     up.signal(Signal::INT);
     assert_eq!(up.wait().code(), Some(0));
     assert_eq!((marked(&id), up.files()), (Vec::new(), Vec::new()));
+}
+
+/// A supervisor whose output went to a full disk left what it had started, and removed the folder by which `gc` would have found it.
+#[test]
+fn a_screen_that_cannot_be_written_is_no_reason_to_leave_anything_running() {
+    let mut up = Supervisor::start_unseen(STUBBORN);
+    let id = up.id();
+    let deadline = Instant::now() + PATIENCE;
+    while marked(&id).len() < 2 {
+        assert!(Instant::now() < deadline, "it starts all the same");
+    }
+    up.signal(Signal::TERM);
+    assert_eq!(up.wait().code(), Some(0));
+    assert_eq!((marked(&id), up.files()), (Vec::new(), Vec::new()));
+}
+
+/// vLLM and SGLang name their processes, and the library that does it writes over the environment unless it is told not to.
+#[test]
+fn engines_are_told_to_leave_the_mark_alone() {
+    let up = Supervisor::start(
+        "instances:\n  - {name: a, model: m, engine: command, command: [sh, -c, 'echo noenv $SPT_NOENV; sleep 1000', --port, 1]}\n",
+    );
+    up.wait_for_line("a | noenv 1");
 }
 
 #[test]

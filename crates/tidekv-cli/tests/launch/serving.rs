@@ -156,3 +156,44 @@ fn what_serves_at_a_port_already_is_used_and_left_alone() {
     other.kill().unwrap();
     other.wait().unwrap();
 }
+
+/// Says that it is well three times, then that its device is lost, and is well again when it is started anew.
+const LOSES_ITS_DEVICE: &str = r#"
+import http.server, json, os, sys
+looks, noted = 0, sys.argv[1]
+is_second = os.path.exists(noted)
+open(noted, "w").close()
+
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        global looks
+        looks += self.path == "/health"
+        is_lost = looks > 3 and not is_second
+        body = json.dumps({"status": "device_lost", "reason": "an illegal address"} if is_lost else {}).encode()
+        self.send_response(503 if is_lost else 200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[-1])), Page).serve_forever()
+"#;
+
+/// kvserve stays when its GPU is lost, to say so. The router passed requests on to it for ever.
+#[test]
+fn an_instance_that_says_it_is_lost_is_started_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (script, noted) = (folder.path().join("engine.py"), folder.path().join("started"));
+    std::fs::write(&script, LOSES_ITS_DEVICE).unwrap();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let up = Supervisor::start(&format!(
+        "instances:\n  - {{name: a, model: m, engine: command, command: [python3, {}, {}, --port, {port}]}}\n",
+        script.display(),
+        noted.display()
+    ));
+    up.wait_for_line("can answer nothing any more: an illegal address");
+    let status = up.wait_for("a", "a second life", |status| status["state"] == "ready" && status["restarts"] == 1);
+    assert!(status["pid"].is_number(), "{status}");
+}

@@ -62,11 +62,26 @@ impl Supervisor {
         Self::start_with(config, |_| ())
     }
 
-    pub(crate) fn start_with(config: &str, change: impl FnOnce(&mut Command)) -> Self {
+    /// One that cannot write what it has to say: nobody knows its address.
+    pub(crate) fn start_unseen(config: &str) -> Self {
+        let (dir, mut command) = Self::command(config);
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let child = command.stdout(full).spawn().unwrap();
+        let output = Arc::<Written>::default();
+        output.lines.lock().unwrap().1 = true;
+        Self { address: String::new(), dir, child, output }
+    }
+
+    fn command(config: &str) -> (TempDir, Command) {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("models.yaml");
         fs::write(&file, config).unwrap();
-        let mut command = kvctl(dir.path(), &["up", "--port", "0", "--config", file.to_str().unwrap()]);
+        let command = kvctl(dir.path(), &["up", "--port", "0", "--config", file.to_str().unwrap()]);
+        (dir, command)
+    }
+
+    pub(crate) fn start_with(config: &str, change: impl FnOnce(&mut Command)) -> Self {
+        let (dir, mut command) = Self::command(config);
         command.stdout(Stdio::piped());
         change(&mut command);
         let mut child = command.spawn().unwrap();

@@ -25,7 +25,7 @@ use anyhow::{Context, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, geteuid, kill_process, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, geteuid, kill_process, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 use tidekv_ipc::address::socket_root;
 use tidekv_shm::RuntimeDir;
@@ -144,18 +144,19 @@ impl House {
 
 /// The processes of this user that belong to a supervisor, or to one of its instances.
 fn marked(id: &str, instance: Option<&str>) -> Vec<u32> {
-    let mut wanted = vec![format!("{MARK}={id}")];
-    wanted.extend(instance.map(|name| format!("{INSTANCE_MARK}={name}")));
     let own = std::process::id();
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let numbers = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
-    let is_ours = |pid: &u32| {
-        // Others' cannot be read, and what has ended has nothing to read.
-        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        let has = |pair: &String| environment.split(|&byte| byte == 0).any(|other| other == pair.as_bytes());
-        *pid != own && wanted.iter().all(has)
+    numbers.filter(|&pid| pid != own && is_marked(pid, id, instance)).collect()
+}
+
+fn is_marked(pid: u32, id: &str, instance: Option<&str>) -> bool {
+    // Others' cannot be read, and what has ended has nothing to read.
+    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    let has = |name: &str, value: &str| {
+        environment.split(|&byte| byte == 0).any(|pair| pair == format!("{name}={value}").as_bytes())
     };
-    numbers.filter(is_ours).collect()
+    has(MARK, id) && instance.is_none_or(|name| has(INSTANCE_MARK, name))
 }
 
 /// Kills what belongs to a supervisor, children that are born meanwhile included, and waits until it is gone.
@@ -171,7 +172,11 @@ pub(crate) fn end_marked(id: &str, instance: Option<&str>) -> anyhow::Result<Vec
             // Gone meanwhile.
             let Some(target) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { continue };
             let Ok(handle) = pidfd_open(target, PidfdFlags::empty()) else { continue };
-            let _ = kill_process(target, Signal::KILL);
+            // From here on it is this one that is meant, and not whoever gets its number: so it is looked at once more.
+            if !is_marked(pid, id, instance) {
+                continue;
+            }
+            let _ = pidfd_send_signal(&handle, Signal::KILL);
             if !wait_until_over(&handle, deadline) {
                 bail!(
                     "process {pid} of supervisor {id} does not end: `ps -o pid,stat,wchan {pid}` says what it waits for"

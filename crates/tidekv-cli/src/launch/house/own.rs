@@ -11,11 +11,12 @@ use tidekv_shm::RuntimeDir;
 
 use super::{LOCK, STATE, State, leave_street, private_folder, remove_house, street};
 
-/// The supervisor's own folder. It is removed on drop, with all that is in it.
+/// The supervisor's own folder. It is removed on drop, with all that is in it, unless it is left to `kvctl gc`.
 #[derive(Debug)]
 pub(crate) struct OwnHouse {
     path: PathBuf,
     id: String,
+    is_left: bool,
     /// Held, never read.
     #[cfg_attr(not(test), expect(dead_code, reason = "closing it is what it is for"))]
     lock: File,
@@ -42,11 +43,16 @@ impl OwnHouse {
         let lock = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path.join(LOCK));
         let lock = lock.with_context(making)?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive).with_context(making)?;
-        Ok(Self { path, id, lock })
+        Ok(Self { path, id, is_left: false, lock })
     }
 
     pub(crate) fn id(&self) -> &str {
         &self.id
+    }
+
+    /// Something of it still runs: the folder stays, and by it `kvctl gc` finds that.
+    pub(crate) fn leave(&mut self) {
+        self.is_left = true;
     }
 
     /// Where an instance's lines go. Its name comes from a configuration: what is not plain in it is left out.
@@ -66,6 +72,9 @@ impl OwnHouse {
 
 impl Drop for OwnHouse {
     fn drop(&mut self) {
+        if self.is_left {
+            return;
+        }
         if let Err(error) = remove_house(&self.path) {
             tracing::warn!("{} stays: {error}; `kvctl gc` removes it", self.path.display());
         }
@@ -134,6 +143,18 @@ mod tests {
         assert!(!found[0].signal(Signal::TERM).unwrap());
         assert!(found[0].clear().unwrap().is_empty());
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_house_that_is_left_stays_for_whoever_cleans_up() {
+        let (_folder, dir) = world();
+        let mut own = OwnHouse::build(&dir).unwrap();
+        let path = own.path.clone();
+        own.leave();
+        drop(own);
+        let found = houses(&dir).unwrap();
+        assert!(found.len() == 1 && !found[0].is_alive && found[0].path == path);
+        assert!(found[0].clear().unwrap().is_empty() && !path.exists());
     }
 
     #[test]
