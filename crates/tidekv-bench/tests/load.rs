@@ -266,9 +266,15 @@ fn a_probe_runs_beside_the_others_and_is_not_among_them() {
         stream: Stream::new("probe", mock.endpoint(Api::Completions), Dataset::Items(vec![Item::text("probe")])),
         per_s: 100.0,
     };
-    let run = send_with(numbered(&mock, Api::Completions, 4), &Control { probe: Some(probe), ..Control::default() });
+    // The client is ready before it begins, and what it sent then had been sent at 0 and was answered in no time.
+    let start = Some(Instant::now() + Duration::from_millis(100));
+    let control = Control { probe: Some(probe), start, ..Control::default() };
+    let run = send_with(numbered(&mock, Api::Completions, 4), &control);
     assert_eq!(run.records.len(), 4);
     assert!(!run.probe.is_empty() && run.probe.iter().all(Record::is_complete));
+    let mut sent: Vec<u64> = run.probe.iter().map(|record| record.intended_ns).collect();
+    sent.sort_unstable();
+    assert!(sent.windows(2).all(|pair| pair[0] < pair[1]), "{sent:?}");
 }
 
 #[test]

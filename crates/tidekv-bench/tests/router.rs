@@ -7,7 +7,7 @@ mod support;
 
 use std::path::Path;
 
-use support::KvBench;
+use support::{KvBench, Running, wait_for_end};
 
 /// kvctl is a program of another crate: it is beside kvbench where both were built, and these tests build kvbench alone.
 fn kvctl() -> Option<std::path::PathBuf> {
@@ -31,6 +31,19 @@ fn both_ways_are_measured_and_streams_are_held() {
         }
     }
     assert_eq!(result["samples"]["direct_ttft"]["count"], 15);
+}
+
+#[test]
+fn a_killed_benchmark_takes_its_router_with_it() {
+    let Some(kvctl) = kvctl() else {
+        eprintln!("SKIPPED: a_killed_benchmark_takes_its_router_with_it: kvctl was not built");
+        return;
+    };
+    let args = ["--rounds", "1", "--round", "60s", "--kvctl", kvctl.to_str().unwrap()];
+    let mut run = Running::start(KvBench::new("router").args(&args));
+    let children = run.wait_for_children(1);
+    run.kill();
+    children.into_iter().for_each(wait_for_end);
 }
 
 #[test]

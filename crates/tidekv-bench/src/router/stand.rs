@@ -109,15 +109,13 @@ fn find_kvctl() -> anyhow::Result<PathBuf> {
 }
 
 fn start_router(kvctl: &Path, config: &Path, dir: &Path) -> anyhow::Result<(Child, String)> {
-    let mut child = Command::new(kvctl)
-        .args(["up", "--port", "0", "--config"])
-        .arg(config)
-        .env("KVCACHED_RUNTIME_DIR", dir)
-        .env_remove("KVCACHED_WEB_API_KEY")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("running {}", kvctl.display()))?;
+    let mut command = Command::new(kvctl);
+    command.args(["up", "--port", "0", "--config"]).arg(config);
+    command.env("KVCACHED_RUNTIME_DIR", dir).env_remove("KVCACHED_WEB_API_KEY");
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    // Whatever this benchmark dies of.
+    tidekv_fork::end_with_parent(&mut command);
+    let mut child = command.spawn().with_context(|| format!("running {}", kvctl.display()))?;
     let stdout = child.stdout.take().context("kvctl has no output")?;
     let (tell, told) = mpsc::channel();
     thread::Builder::new().name("router-output".to_owned()).spawn(move || {

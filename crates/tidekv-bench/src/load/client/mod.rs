@@ -28,7 +28,7 @@ use hyper::body::Bytes;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval_at};
 
 use super::cancel::Cancel;
 use super::dialect::body;
@@ -398,7 +398,8 @@ impl Prober {
         let gap = Duration::from_secs_f64(1.0 / probe.per_s);
         runtime.spawn(async move {
             let mut under_way = JoinSet::new();
-            let mut ticks = interval(gap);
+            // Not before the clock of the run begins: what is sent earlier would seem to be answered at once.
+            let mut ticks = interval_at(shared.start.into(), gap);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
             let mut items = stream.data.draw(PROBE_ITEMS, 0).into_iter().cycle().enumerate();
             loop {
