@@ -133,13 +133,12 @@ impl Account {
         }
     }
 
-    pub(crate) fn slot(&self) -> u32 {
-        self.entry.slot()
-    }
-
-    /// The ledger as it is, without its lock.
-    pub(crate) fn read(&self) -> Result<LedgerView, LedgerError> {
-        self.ledger.read()
+    /// The ledger as it is, without its lock, and where we are in it. `None` if it cannot be read, or if it is another
+    /// file than the one that we have a seat in: the next update takes one.
+    pub(crate) fn look(&self) -> Option<(LedgerView, usize)> {
+        let view = self.ledger.read().inspect_err(|error| tracing::debug!(%error, "no look at the ledger")).ok()?;
+        let me = self.entry.index_in(&view)?;
+        Some((view, me))
     }
 
     /// Wakes when anybody changes the ledger or dies.

@@ -170,7 +170,7 @@ impl Keeper {
         inner.account.expire_demand();
         inner.tell_idle();
         let tend_again = inner.memory.tend();
-        let Some((view, me)) = self.look() else {
+        let Some((view, me)) = inner.account.look() else {
             // Unreadable, replaced, or our entry is lost: the next update puts it back.
             self.publish_entry(0);
             return RETRY;
@@ -192,14 +192,6 @@ impl Keeper {
         if asked { Duration::ZERO } else { sleep }
     }
 
-    /// The ledger without its lock, and where we are in it.
-    fn look(&self) -> Option<(LedgerView, usize)> {
-        let view =
-            self.inner.account.read().inspect_err(|error| tracing::debug!(%error, "no look at the ledger")).ok()?;
-        let me = view.index_of(self.inner.account.slot())?;
-        Some((view, me))
-    }
-
     /// What concerns the whole device, and what may have happened to our files: now and then, and at once when somebody
     /// died.
     fn maintain(&mut self, view: LedgerView, me: usize) -> (LedgerView, usize, Duration) {
@@ -215,7 +207,7 @@ impl Keeper {
         }
         self.inner.retry_refused();
         self.heal_segment();
-        let (view, me) = self.look().unwrap_or((view, me));
+        let (view, me) = self.inner.account.look().unwrap_or((view, me));
         let asynchronous = self.inner.account.is_asynchronous();
         let look_again = returning::next_look_ms(&view, now_ms(), asynchronous).map(Duration::from_millis);
         (view, me, look_again.unwrap_or(HEARTBEAT).min(HEARTBEAT))
@@ -295,7 +287,7 @@ impl Keeper {
             gave |= owed_pages > 0;
             inner.drain(u32::MAX);
             chunk = inner.chunk_pages();
-            if let Some((next, at)) = self.look() {
+            if let Some((next, at)) = inner.account.look() {
                 (view, me) = (next, at);
             }
         }

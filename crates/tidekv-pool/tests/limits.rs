@@ -7,9 +7,10 @@ mod support;
 use std::time::Instant;
 
 use support::{BLOCKS, Device, NO_WORK, SOON, alloc, assert_balanced, pages, wait_until};
-use tidekv_core::units::Bytes;
+use tidekv_core::units::{Bytes, GroupId};
+use tidekv_mem::Backend;
 use tidekv_pool::{KvPool, LimitStatus, PoolConfig, PoolError, Shortage};
-use tidekv_shm::{LedgerView, segment};
+use tidekv_shm::{DeviceName, EntrySpec, Ledger, LedgerView, PoolName, segment};
 
 /// As `kvctl limit` does it: the word, then bytes and the next revision in the ledger. Says which revision that is.
 fn kvctl_limit(device: &Device, pool: &KvPool, bytes: Bytes) -> u64 {
@@ -166,6 +167,38 @@ fn of_two_writers_the_later_one_counts_and_the_earlier_one_hears_of_it() {
     until_applied(&device, operator + 1);
     assert_eq!(device.entry(&pool).limit, pages(7));
     assert_eq!(segment_word(&device, &pool), Some(i64::try_from(pages(7).0).unwrap()));
+}
+
+/// The slot of a pool was read in the new file before the pool had a seat there: whoever was first in it gave its
+/// neighbour its own limit, and the number of its trims, for good.
+#[test]
+fn a_replaced_ledger_gives_nobody_its_neighbours_limit() {
+    let device = Device::new(16);
+    let pool = device.pool("a");
+    assert_eq!(pool.resize(pages(9)).unwrap().revision, 1);
+    until_applied(&device, 1);
+    // The new file is made elsewhere and takes the old one's name in one step, so no pool can be there before `b`.
+    let elsewhere = Device::new(16);
+    let name = device.ledger().path().file_name().unwrap().to_owned();
+    let host = DeviceName::new(&device.backend.capabilities().id).unwrap();
+    let b = EntrySpec::new(PoolName::new("b").unwrap(), GroupId(0), pages(1));
+    let b = Ledger::open(&elsewhere.runtime_dir(), &host).unwrap().register(Instant::now() + SOON, b).unwrap();
+    let order = |view: &mut LedgerView, me: usize| {
+        assert_eq!(me, 0, "the slot that `a` had");
+        (view.entries[me].limit, view.entries[me].limit_revision) = (pages(3), 7);
+        view.entries[me].trim_request = 5;
+    };
+    b.update(Instant::now() + SOON, order).unwrap();
+    std::fs::rename(elsewhere.dir.path().join(&name), device.dir.path().join(&name)).unwrap();
+    let mut seen = None;
+    device.until("a has a seat in the new file", |view| {
+        seen = view.by_name("a", GroupId(0)).cloned();
+        seen.is_some()
+    });
+    let entry = seen.unwrap();
+    assert_eq!((entry.slot, entry.limit, entry.limit_revision, entry.trim_done), (1, pages(9), 1, 0));
+    assert_eq!(pool.limit_state().limit_bytes, pages(9));
+    assert_eq!(device.ledger().read().unwrap().by_slot(0).unwrap().limit, pages(3), "nor the other way round");
 }
 
 #[test]

@@ -200,6 +200,25 @@ fn a_truncated_ledger_that_nobody_uses_is_made_again_by_whoever_opens_it() {
     }
 }
 
+/// Readers move to the new file by themselves, and what has a pool's old slot there may be its neighbour.
+#[test]
+fn a_pool_without_a_seat_in_the_new_file_finds_itself_nowhere() {
+    let (_folder, dir) = folder();
+    let a = open(&dir).register(soon(), spec("a")).unwrap();
+    let b = open(&dir).register(soon(), spec("b")).unwrap();
+    b.update(soon(), |view, me| view.entries[me].limit = Bytes(5)).unwrap();
+    assert_eq!(a.index_in(&a.ledger().read().unwrap()), Some(0));
+    fs::remove_file(a.ledger().path()).unwrap();
+    b.update(soon(), |_, me| assert_eq!(me, 0, "it takes the first slot of the new file")).unwrap();
+    let view = a.ledger().read().unwrap();
+    assert_eq!(view.entries[0].name, "b");
+    assert_eq!(a.index_in(&view), None);
+    assert_eq!(a.read().unwrap().name, "a", "as it last was");
+    a.update(soon(), |view, me| assert_eq!((me, view.entries[me].name.as_str()), (1, "a"))).unwrap();
+    assert_eq!(a.index_in(&a.ledger().read().unwrap()), Some(1));
+    assert_eq!(a.index_in(&view), None, "a view from before");
+}
+
 #[test]
 fn a_pool_whose_entry_was_overwritten_puts_it_back() {
     use std::os::unix::fs::FileExt;

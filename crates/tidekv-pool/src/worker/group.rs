@@ -200,18 +200,12 @@ impl WorkerGroup {
     pub(super) fn balance(&mut self) -> Balance {
         if self.looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
             self.looked = Some(Instant::now());
-            self.owed = self.look().map_or(Owed::default(), |(view, me)| self.weigh(&view, me));
+            self.owed = self.account.look().map_or(Owed::default(), |(view, me)| self.weigh(&view, me));
         }
         // Every update of the ledger notes it too, so it is never older than our own last grant.
         let grantable = self.account.headroom().0 / self.bytes_of(1).0;
         let grantable_pages = u32::try_from(grantable).unwrap_or(u32::MAX);
         Balance { owed_pages: self.owed.pages, firm_pages: self.owed.firm, grantable_pages }
-    }
-
-    fn look(&self) -> Option<(LedgerView, usize)> {
-        let view = self.account.read().inspect_err(|error| tracing::debug!(%error, "no look at the ledger")).ok()?;
-        let me = view.index_of(self.account.slot())?;
-        Some((view, me))
     }
 
     /// What is owed, in pages; what could be had is noted.
@@ -235,7 +229,7 @@ impl WorkerGroup {
                 tracing::debug!(%error, "the ledger is looked after later");
             }
         }
-        let Some((view, me)) = self.look() else {
+        let Some((view, me)) = self.account.look() else {
             self.publish();
             return;
         };

@@ -389,7 +389,8 @@ pub(super) fn decode(bytes: &[u8]) -> Result<LedgerView, FormatError> {
 
 /// The slots in use; the header is the caller's. The bytes passed [`check`] and reach as far as slots are used.
 pub(super) fn decode_slots(bytes: &[u8], header: LedgerHeader) -> LedgerView {
-    let mut view = LedgerView { header, entries: Vec::new(), torn: Vec::new(), notes: Vec::new(), file: None };
+    let mut view =
+        LedgerView { header, entries: Vec::new(), torn: Vec::new(), notes: Vec::new(), file: None, generation: 0 };
     for slot in 0..slots_used(bytes) {
         match record(bytes, slot_offset(slot)).ok_or(Torn).and_then(|record| decode_slot(slot, record)) {
             Ok(entry) => view.entries.extend(entry),

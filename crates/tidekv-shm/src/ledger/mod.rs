@@ -77,6 +77,13 @@ struct Current {
     generation: u64,
 }
 
+impl LedgerView {
+    /// Says which file it was read from.
+    fn of(self, current: &Current) -> Self {
+        Self { file: Some(Arc::clone(&current.file)), generation: current.generation, ..self }
+    }
+}
+
 /// What the thread that has the turn works with.
 #[derive(Debug)]
 struct Scratch {
@@ -140,7 +147,7 @@ impl Ledger {
             looks += 1;
             match loaded.and_then(|()| format::decode(&bytes)) {
                 Ok(view) if view.torn.is_empty() || looks == LOOKS => {
-                    return Ok(LedgerView { file: Some(current.file), ..view });
+                    return Ok(view.of(&current));
                 }
                 Ok(_) => {}
                 Err(FormatError::HalfBuilt) if looks < LOOKS => {}
@@ -252,8 +259,8 @@ impl<'a> Session<'a> {
         // A head that is damaged under the lock is written anew from what it last was.
         let head = format::record(&scratch.bytes, 0).and_then(format::decode_header);
         let header = head.unwrap_or(scratch.header);
-        let view = format::decode_slots(&scratch.bytes, header);
-        Self { place, current, scratch, view: LedgerView { file: Some(Arc::clone(&current.file)), ..view } }
+        let view = format::decode_slots(&scratch.bytes, header).of(current);
+        Self { place, current, scratch, view }
     }
 
     /// Writes what differs from the file's bytes, in the order of the module's header, and then what happened.

@@ -45,6 +45,12 @@ struct Seat {
     last: LedgerEntry,
 }
 
+impl Seat {
+    fn index_in(&self, view: &LedgerView) -> Option<usize> {
+        if view.generation == self.generation { view.index_of(self.last.slot) } else { None }
+    }
+}
+
 impl OwnedEntry {
     pub(super) fn register(ledger: Ledger, deadline: Instant, spec: &EntrySpec) -> Result<Self, LedgerError> {
         let seat = ledger.locked(deadline, |session| {
@@ -83,7 +89,14 @@ impl OwnedEntry {
     pub fn read(&self) -> Result<LedgerEntry, LedgerError> {
         let view = self.ledger.read()?;
         let seat = self.seat.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(view.by_slot(seat.last.slot).unwrap_or(&seat.last).clone())
+        Ok(seat.index_in(&view).map_or(&seat.last, |at| &view.entries[at]).clone())
+    }
+
+    /// Where in a view of this entry's own [`ledger`](Self::ledger) the entry is. `None` if it is not there: somebody
+    /// replaced the file, and this pool has no seat in the new one before its next update. What has its slot there may
+    /// be a neighbour's.
+    pub fn index_in(&self, view: &LedgerView) -> Option<usize> {
+        self.seat.lock().unwrap_or_else(PoisonError::into_inner).index_in(view)
     }
 
     /// Something happened to this pool, outside of an update: it is written down by the next one.

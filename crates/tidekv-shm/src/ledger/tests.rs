@@ -26,7 +26,7 @@ fn apply(bytes: &mut [u8], (at, record): &format::Write) {
 }
 
 fn empty() -> LedgerView {
-    LedgerView { header: LedgerHeader::default(), entries: Vec::new(), torn: Vec::new(), notes: Vec::new(), file: None }
+    format::decode_slots(&[0; FILE_BYTES], LedgerHeader::default())
 }
 
 fn entry(slot: u32, words: [u64; 19], halves: [u32; 4], name: String, live: bool) -> LedgerEntry {

@@ -39,6 +39,8 @@ pub struct LedgerView {
     pub(super) notes: Vec<(u32, Note)>,
     /// Where the locks of owners can be looked at; nowhere if this was parsed from bytes.
     pub(super) file: Option<Arc<ClosedInChild>>,
+    /// Which of the ledger's files it was read from: a slot number means something in that one alone.
+    pub(super) generation: u64,
 }
 
 /// What concerns the whole device.
