@@ -181,6 +181,25 @@ fn a_deleted_ledger_is_made_again() {
     both_move(&dir, |path| fs::remove_file(path).unwrap());
 }
 
+/// It kept its link, so its pools used it on, while those that came later made and used another.
+#[test]
+fn a_renamed_ledger_is_made_again() {
+    let (_folder, dir) = folder();
+    let away = tempfile::tempdir().unwrap();
+    both_move(&dir, |path| fs::rename(path, away.path().join("renamed")).unwrap());
+}
+
+#[test]
+fn a_ledger_in_the_place_of_another_is_used_by_all() {
+    let ((_folder, dir), (_other_folder, other_dir)) = (folder(), folder());
+    let first = open(&dir).register(soon(), spec("first")).unwrap();
+    let second = open(&other_dir).register(soon(), spec("second")).unwrap();
+    fs::rename(second.ledger().path(), first.ledger().path()).unwrap();
+    assert_eq!(first.ledger().read().unwrap().entries[0].name, "second");
+    let names = first.update(soon(), |view, _| view.entries.iter().map(|entry| entry.name.clone()).collect::<Vec<_>>());
+    assert_eq!(names.unwrap(), ["second", "first"]);
+}
+
 #[test]
 fn a_truncated_ledger_is_made_again() {
     for length in [0, 1, 7, 8, 79, 511, 512, 4096, 4700, 69_631] {

@@ -5,7 +5,8 @@
 //!                     The link fails if somebody was faster: then theirs is taken.
 //!   there             opened without following links, and refused unless it is a regular file of ours with mode 0600
 //!   not complete      (somebody truncated it) unlinked under its lock, then made anew
-//!   unlinked          by the last pool that left, or by a careless hand: everybody who holds it starts over
+//!   lost its name     unlinked by the last pool that left; unlinked, renamed or replaced by a careless hand: everybody
+//!                     who holds it starts over, or those who come later would make another and both would count
 //! ```
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -105,19 +106,24 @@ impl Place {
         }
     }
 
-    pub(super) fn state(&self, file: BorrowedFd<'_>) -> Result<FileState, LedgerError> {
+    /// How long the file is.
+    pub(super) fn length(&self, file: BorrowedFd<'_>) -> Result<u64, LedgerError> {
         let stat = fstat(file).map_err(self.os("fstat"))?;
-        Ok(FileState { is_linked: stat.st_nlink > 0, bytes: u64::try_from(stat.st_size).unwrap_or(0) })
+        Ok(u64::try_from(stat.st_size).unwrap_or(0))
+    }
+
+    /// Whether the ledger's name is this file's. A link count would not tell: a file that was renamed keeps it.
+    pub(super) fn is_named(&self, file: BorrowedFd<'_>) -> Result<bool, LedgerError> {
+        match stat(&self.path) {
+            Ok(named) => Ok((named.st_dev, named.st_ino) == self.identity(file)?),
+            Err(Errno::NOENT) => Ok(false),
+            Err(error) => Err(self.os("stat")(error)),
+        }
     }
 
     /// Takes the name away from this file. The caller holds its table lock, so nobody else does the same.
     pub(super) fn unlink_if_same(&self, file: BorrowedFd<'_>) -> Result<(), LedgerError> {
-        let named = match stat(&self.path) {
-            Ok(named) => named,
-            Err(Errno::NOENT) => return Ok(()),
-            Err(error) => return Err(self.os("stat")(error)),
-        };
-        if (named.st_dev, named.st_ino) != self.identity(file)? {
+        if !self.is_named(file)? {
             return Ok(());
         }
         match unlink(&self.path) {
@@ -127,14 +133,10 @@ impl Place {
     }
 
     /// Reads the head and the slots in use into `bytes`, which has room for everything. `Ok(Err(_))` if it is no ledger.
-    pub(super) fn load(
-        &self,
-        file: BorrowedFd<'_>,
-        state: FileState,
-        bytes: &mut [u8],
-    ) -> Result<Result<(), FormatError>, LedgerError> {
+    pub(super) fn load(&self, file: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<Result<(), FormatError>, LedgerError> {
+        let whole = self.length(file)?;
         let length = self.read(file, &mut bytes[..FIRST_READ], 0)?;
-        if let Err(error) = format::check(&bytes[..length], state.bytes) {
+        if let Err(error) = format::check(&bytes[..length], whole) {
             return Ok(Err(error));
         }
         let needed = slot_offset(format::slots_used(&bytes[..length]));
@@ -172,10 +174,10 @@ impl Place {
     }
 
     fn check_contents(&self, file: BorrowedFd<'_>) -> Result<(), LedgerError> {
-        let state = self.state(file)?;
+        let whole = self.length(file)?;
         let mut head = [0; RECORD_BYTES];
         let length = self.read(file, &mut head, 0)?;
-        format::check(&head[..length], state.bytes).map_err(|error| self.format_error(error))
+        format::check(&head[..length], whole).map_err(|error| self.format_error(error))
     }
 
     fn identity(&self, file: BorrowedFd<'_>) -> Result<(u64, u64), LedgerError> {
@@ -216,14 +218,6 @@ impl Place {
         path.push(format!("{UNFINISHED}{pid}-{moment}-{number}"));
         path.into()
     }
-}
-
-/// What the file system says of a ledger.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct FileState {
-    /// Whether it has a name still.
-    pub(super) is_linked: bool,
-    pub(super) bytes: u64,
 }
 
 /// The table's lock, given back on drop.

@@ -134,7 +134,7 @@ impl Ledger {
     pub fn read(&self) -> Result<LedgerView, LedgerError> {
         let place = &self.0.place;
         let mut current = self.current()?;
-        if !place.state(current.file.as_fd())?.is_linked
+        if !place.is_named(current.file.as_fd())?
             && let Some(file) = open_existing(place)?
         {
             current = self.replace(&current, file);
@@ -142,8 +142,7 @@ impl Ledger {
         let mut bytes = vec![0; FILE_BYTES];
         let mut looks = 0;
         loop {
-            let fd = current.file.as_fd();
-            let loaded = place.load(fd, place.state(fd)?, &mut bytes)?;
+            let loaded = place.load(current.file.as_fd(), &mut bytes)?;
             looks += 1;
             match loaded.and_then(|()| format::decode(&bytes)) {
                 Ok(view) if view.torn.is_empty() || looks == LOOKS => {
@@ -229,9 +228,8 @@ impl Ledger {
             let current = self.current()?;
             let fd = current.file.as_fd();
             let table = place.lock_table(fd, deadline)?;
-            let state = place.state(fd)?;
-            if state.is_linked {
-                match place.load(fd, state, &mut scratch.bytes)? {
+            if place.is_named(fd)? {
+                match place.load(fd, &mut scratch.bytes)? {
                     Ok(()) => return work(&mut Session::load(place, &current, &mut scratch)),
                     Err(FormatError::HalfBuilt | FormatError::NotALedger) => place.unlink_if_same(fd)?,
                     Err(error) => return Err(place.format_error(error)),
