@@ -34,6 +34,7 @@ use crate::inner::Inner;
 use crate::owed::{Owed, neediest};
 use crate::reserve::Reserve;
 use crate::returning;
+use crate::table::Settlement;
 
 /// The longest sleep: dead owners, other users of the device, a deleted segment.
 const HEARTBEAT: Duration = Duration::from_millis(500);
@@ -257,23 +258,19 @@ impl Keeper {
         let inner = Arc::clone(&self.inner);
         let mut chunk = 1;
         let (mut gave, mut outstanding) = (false, None);
-        let mut firm;
         loop {
             // Also what earlier passes retired and the device is done with now.
             let next_step = inner.drain(u32::MAX).next_step;
             inner.awaited_step.store(next_step.map_or(u64::MAX, |step| step.0), Relaxed);
-            let Owed { pages: owed_pages, firm: firm_pages } = self.owed(&view, me);
+            let owed = self.owed(&view, me);
             let settled = {
                 let mut table = inner.table.lock();
-                let settled = table.settle(owed_pages, neediest(&view, me), chunk);
+                let settled = table.settle(owed, neediest(&view, me), chunk);
                 table.publish();
-                // A limit is firm, whatever neighbours would be glad to have.
-                let optional = if table.debt_cause() == Cause::Limit { 0 } else { owed_pages - firm_pages };
-                firm = settled.evict.saturating_sub(optional);
                 settled
             };
             let outstanding = *outstanding.get_or_insert(settled.outstanding);
-            if owed_pages > 0 {
+            if owed.pages > 0 {
                 self.reserve.suppress();
             }
             if settled.retired == 0 {
@@ -281,10 +278,11 @@ impl Keeper {
                 if gave || paid {
                     inner.account.tally.reclaims.fetch_add(1, Relaxed);
                 }
-                self.asked = if owed_pages > 0 { settled.evict } else { 0 };
-                return (view, me, Balance { evict: settled.evict, firm, outstanding, owing: owed_pages > 0 });
+                self.asked = if owed.pages > 0 { settled.evict } else { 0 };
+                let Settlement { evict, firm, .. } = settled;
+                return (view, me, Balance { evict, firm, outstanding, owing: owed.pages > 0 });
             }
-            gave |= owed_pages > 0;
+            gave |= owed.pages > 0;
             inner.drain(u32::MAX);
             chunk = inner.chunk_pages();
             if let Some((next, at)) = inner.account.look() {

@@ -22,6 +22,7 @@ use tidekv_core::pages::{PageClaim, PageState};
 use tidekv_core::units::PageId;
 
 use crate::departures::{Cause, Departures};
+use crate::owed::Owed;
 use crate::reserve::Sample;
 
 /// What the lock protects.
@@ -50,6 +51,8 @@ pub(crate) struct Settlement {
     pub(crate) retired: u32,
     /// Pages that only the engine can free.
     pub(crate) evict: u32,
+    /// Those of them that it must free even if requests must make room.
+    pub(crate) firm: u32,
     /// What of the last request the engine had not freed before.
     pub(crate) outstanding: u32,
 }
@@ -74,19 +77,22 @@ impl Table {
         self.debt
     }
 
-    /// Makes room for the limit and for `owed_pages` that neighbours wait for, counting the pages that are on their
-    /// way out already: sends idle pages after them, at most `chunk`, and remembers what only the engine can free.
-    /// `peer` is the neighbour that waits for most.
-    pub(crate) fn settle(&mut self, owed_pages: u32, peer: Option<u32>, chunk: u32) -> Settlement {
+    /// Makes room for the limit and for what neighbours wait for, counting the pages that are on their way out already:
+    /// sends idle pages after them, at most `chunk`, and remembers what only the engine can free. `peer` is the
+    /// neighbour that waits for most.
+    pub(crate) fn settle(&mut self, owed: Owed, peer: Option<u32>, chunk: u32) -> Settlement {
         let counts = self.blocks.pages().counts();
         let limit = self.blocks.shrink_plan();
-        let (for_others, for_limit) =
-            (owed_pages.saturating_sub(counts.draining + counts.unmapping), limit.retire + limit.evict);
+        let leaving = counts.draining + counts.unmapping;
+        let (for_others, for_limit) = (owed.pages.saturating_sub(leaving), limit.retire + limit.evict);
         let must_go = for_others.max(for_limit);
+        // A limit is firm, however much more neighbours would be glad to have.
+        let must_go_firmly = owed.firm.saturating_sub(leaving).max(for_limit);
         self.debt_cause = if for_others > for_limit { Cause::Owed { peer } } else { Cause::Limit };
         let retired = self.retire(must_go.min(chunk), self.debt_cause);
         let outstanding = std::mem::replace(&mut self.debt, must_go.saturating_sub(counts.idle));
-        Settlement { retired, evict: self.debt, outstanding }
+        let firm = must_go_firmly.saturating_sub(counts.idle);
+        Settlement { retired, evict: self.debt, firm, outstanding }
     }
 
     /// Sends up to `count` of the longest idle pages on their way out, and says how many.
@@ -325,6 +331,10 @@ mod tests {
         assert!(table.publish(), "one idle page too many");
     }
 
+    fn firm(pages: u32) -> Owed {
+        Owed { pages, firm: pages }
+    }
+
     #[test]
     fn pages_that_were_asked_for_leave_as_they_become_empty() {
         let lock = TableLock::new(BlockAllocator::new(8, 4).unwrap());
@@ -332,20 +342,41 @@ mod tests {
         let plan = table.blocks.plan_alloc(20).unwrap();
         let mut leases = Vec::new();
         table.blocks.commit(plan, &mut leases).unwrap();
-        assert_eq!(table.settle(2, None, 8), Settlement { retired: 0, evict: 2, outstanding: 0 });
+        assert_eq!(table.settle(firm(2), None, 8), Settlement { retired: 0, evict: 2, firm: 2, outstanding: 0 });
         let none = tidekv_core::pages::Fence::Step(tidekv_core::units::Step(0));
         table.blocks.free(&leases[..4], none).unwrap();
         assert!(table.publish(), "somebody should unmap it");
         assert_eq!((table.debt(), table.idle()), (1, 0));
         // Two are owed still, one is on its way.
-        assert_eq!(table.settle(2, None, 8), Settlement { retired: 0, evict: 1, outstanding: 1 });
+        assert_eq!(table.settle(firm(2), None, 8), Settlement { retired: 0, evict: 1, firm: 1, outstanding: 1 });
         // The limit counts the same pages, it does not ask for more.
         table.blocks.set_limit(3);
-        assert_eq!(table.settle(2, None, 8), Settlement { retired: 0, evict: 1, outstanding: 1 });
+        assert_eq!(table.settle(firm(2), None, 8), Settlement { retired: 0, evict: 1, firm: 1, outstanding: 1 });
         table.blocks.free(&leases[4..], none).unwrap();
         table.publish();
         assert_eq!((table.debt(), table.idle()), (0, 3));
-        assert_eq!(table.settle(4, None, 1), Settlement { retired: 1, evict: 0, outstanding: 0 });
+        assert_eq!(table.settle(firm(4), None, 1), Settlement { retired: 1, evict: 0, firm: 0, outstanding: 0 });
+    }
+
+    /// The numbers of a pool in use up to the last page, while a neighbour wishes for half of them.
+    #[test]
+    fn a_limit_is_firm_whatever_neighbours_wish_for() {
+        let lock = TableLock::new(BlockAllocator::new(8, 4).unwrap());
+        let mut table = lock.lock();
+        let plan = table.blocks.plan_alloc(32).unwrap();
+        let mut leases = Vec::new();
+        table.blocks.commit(plan, &mut leases).unwrap();
+        let wish = Owed { pages: 4, firm: 0 };
+        assert_eq!(table.settle(wish, None, 8), Settlement { retired: 0, evict: 4, firm: 0, outstanding: 0 });
+        table.blocks.set_limit(6);
+        assert_eq!(table.settle(wish, None, 8), Settlement { retired: 0, evict: 4, firm: 2, outstanding: 4 });
+        // The firmer of the two, never both: they count the same pages.
+        let claim = Owed { pages: 4, firm: 3 };
+        assert_eq!(table.settle(claim, None, 8), Settlement { retired: 0, evict: 4, firm: 3, outstanding: 4 });
+        let none = tidekv_core::pages::Fence::Step(tidekv_core::units::Step(0));
+        table.blocks.free(&leases[..4], none).unwrap();
+        table.publish();
+        assert_eq!(table.settle(wish, None, 8), Settlement { retired: 0, evict: 3, firm: 1, outstanding: 3 });
     }
 
     #[cfg(debug_assertions)]

@@ -190,6 +190,26 @@ fn a_wish_stops_nothing_that_runs() {
     running.free(&leases, NO_WORK).unwrap();
 }
 
+/// It was not while a neighbour wished for more than the limit forbids, so an engine that stops nothing for a wish never
+/// came under it.
+#[test]
+fn a_lowered_limit_is_firm_beside_a_wish() {
+    let device = Device::new(8);
+    let (running, wishing) = (device.pool("running"), device.pool("wishing"));
+    let leases = alloc(&running, 8 * BLOCKS);
+    // Without a page that it only keeps, nobody may wish for what it uses.
+    running.set_evictable(4 * BLOCKS);
+    running.set_limit(pages(6), 1).unwrap();
+    let mut request = running.reclaim_requested();
+    device.until("more is wished for than the limit forbids", |_| {
+        wishing.ask(4 * BLOCKS).unwrap();
+        request = running.reclaim_requested();
+        request.pages > 2
+    });
+    assert_eq!((request.pages, request.firm_pages), (4, 2));
+    running.free(&leases, NO_WORK).unwrap();
+}
+
 #[test]
 fn what_an_engine_only_keeps_within_its_floor_stays() {
     let device = Device::new(8);
