@@ -129,11 +129,15 @@ impl Inner {
     }
 
     /// Whether this pool's own thread is mapping pages or taking them away at this moment. Pages that wait for a step of
-    /// the engine are not: nobody knows when that ends.
+    /// the engine are not: nobody knows when that ends. Nor are those that the driver would not take back: they are
+    /// looked at again with the next heartbeat.
     fn own_pages_in_flight(&self) -> bool {
-        let counts = self.table.lock().blocks.pages().counts();
+        let (in_flight, draining) = {
+            let table = self.table.lock();
+            (table.in_flight(), table.blocks.pages().counts().draining)
+        };
         let waits_for_a_step = self.awaited_step.load(Relaxed) != u64::MAX;
-        counts.mapping + counts.unmapping > counts.unmap_failed || (counts.draining > 0 && !waits_for_a_step)
+        in_flight > 0 || (draining > 0 && !waits_for_a_step)
     }
 
     fn grow_within(

@@ -66,6 +66,14 @@ impl Table {
         self.blocks.pages().count(PageState::InUse)
     }
 
+    /// Pages that are being mapped or unmapped at this moment: without those that the driver refused, whose state stays
+    /// what it was until they are tried again.
+    pub(crate) fn in_flight(&self) -> u32 {
+        let counts = self.blocks.pages().counts();
+        let stranded = u32::try_from(self.stranded.len()).unwrap_or(u32::MAX);
+        (counts.mapping + counts.unmapping).saturating_sub(counts.unmap_failed).saturating_sub(stranded)
+    }
+
     /// Blocks that an allocation may hope for: mapped ones, and those of pages that limit and budget allow.
     fn available(&self) -> u32 {
         let growth = self.blocks.pages().claimable().min(self.grantable_pages);
@@ -316,6 +324,29 @@ mod tests {
         assert!(plan.claims().iter().all(|claim| claim.page != stuck));
         table.blocks.abort(plan);
         table.blocks.check_invariants();
+    }
+
+    /// They counted as being mapped, and every refusal at the limit waited for them.
+    #[test]
+    fn what_the_driver_refused_is_not_in_flight() {
+        let lock = TableLock::new(BlockAllocator::new(8, 4).unwrap());
+        let mut table = lock.lock();
+        let plan = table.blocks.plan_alloc(10).unwrap();
+        assert_eq!(table.in_flight(), 3);
+        let stuck = plan.claims()[1].page;
+        table.abort(plan, |page| page == stuck);
+        assert_eq!((table.blocks.pages().counts().mapping, table.in_flight()), (1, 0));
+        let stranded = std::mem::take(&mut table.stranded);
+        assert_eq!(table.in_flight(), 1, "it is tried again just now");
+        table.refuse(&stranded, |_| false);
+        let claims = table.blocks.claim_pages(2).unwrap();
+        table.blocks.pages_mapped(&claims).unwrap();
+        table.retire(2, Cause::Decay);
+        let plan = table.blocks.begin_unmap(tidekv_core::units::Step(0), 2);
+        assert_eq!(table.in_flight(), 2);
+        table.blocks.unmap_failed(plan.pages[0]).unwrap();
+        table.blocks.unmapped(&plan.pages[1..]).unwrap();
+        assert_eq!((table.blocks.pages().counts().unmapping, table.in_flight()), (1, 0));
     }
 
     #[test]
