@@ -136,8 +136,7 @@ impl Inner {
             let table = self.table.lock();
             (table.in_flight(), table.blocks.pages().counts().draining)
         };
-        let waits_for_a_step = self.awaited_step.load(Relaxed) != u64::MAX;
-        in_flight > 0 || (draining > 0 && !waits_for_a_step)
+        in_flight > 0 || (draining > 0 && !self.steps.is_any_awaited())
     }
 
     fn grow_within(

@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tidekv_core::geometry::Geometry;
 use tidekv_core::pages::PageCounts;
-use tidekv_core::units::{Bytes, GroupId, Step};
+use tidekv_core::units::{Bytes, GroupId};
 use tidekv_fork::Birth;
 use tidekv_shm::{EventKind, LedgerEntry, LedgerView, Note, PoolName, PoolSegment, Reason};
 
@@ -28,6 +28,7 @@ use crate::grow::Progress;
 use crate::limits::{LimitState, LimitStatus, Limits, Verdict};
 use crate::memory::PoolMemory;
 use crate::reclaim::Mailbox;
+use crate::steps::Steps;
 use crate::table::TableLock;
 use crate::wake::Bell;
 
@@ -49,9 +50,7 @@ pub(crate) struct Inner {
     pub(crate) bell: Bell,
     pub(crate) progress: Progress,
     pub(crate) mailbox: Mailbox,
-    pub(crate) completed_step: AtomicU64,
-    /// The step that retired pages wait for; `u64::MAX` for none.
-    pub(crate) awaited_step: AtomicU64,
+    pub(crate) steps: Steps,
     /// Blocks that the engine keeps in case they are asked for again, and would evict for a neighbour that waits.
     pub(crate) evictable_blocks: AtomicU32,
     pub(crate) trimmed: AtomicBool,
@@ -70,10 +69,6 @@ impl Inner {
 
     pub(crate) fn bytes_of(&self, pages: usize) -> Bytes {
         Bytes(self.page_bytes().0 * pages as u64)
-    }
-
-    pub(crate) fn completed(&self) -> Step {
-        Step(self.completed_step.load(Relaxed))
     }
 
     /// What the ledger should say of this pool.

@@ -261,7 +261,10 @@ impl Keeper {
         loop {
             // Also what earlier passes retired and the device is done with now.
             let next_step = inner.drain(u32::MAX).next_step;
-            inner.awaited_step.store(next_step.map_or(u64::MAX, |step| step.0), Relaxed);
+            if inner.steps.wait_for(next_step) {
+                // It ended since we looked. Not another round here: an engine with short steps could keep us in it.
+                inner.bell.ring();
+            }
             let owed = self.owed(&view, me);
             let settled = {
                 let mut table = inner.table.lock();

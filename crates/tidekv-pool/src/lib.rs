@@ -84,6 +84,7 @@ mod reserve;
 mod returning;
 mod shrink;
 mod snapshot;
+mod steps;
 mod table;
 mod wake;
 pub mod worker;

@@ -27,6 +27,7 @@ use crate::limits::Limits;
 use crate::memory::{OwnPages, PoolMemory};
 use crate::reclaim::Mailbox;
 use crate::reserve::Reserve;
+use crate::steps::Steps;
 use crate::table::TableLock;
 use crate::wake::Bell;
 
@@ -69,8 +70,7 @@ pub(crate) fn open(config: PoolConfig) -> Result<(Arc<Inner>, Runner), PoolError
         bell: Bell::new().map_err(PoolError::system("eventfd"))?,
         progress: Progress::default(),
         mailbox: Mailbox::new().map_err(PoolError::system("eventfd"))?,
-        completed_step: AtomicU64::new(0),
-        awaited_step: AtomicU64::new(u64::MAX),
+        steps: Steps::default(),
         evictable_blocks: AtomicU32::new(0),
         trimmed: AtomicBool::new(false),
         stopping: AtomicBool::new(false),

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tidekv_core::blocks::BlockLease;
@@ -277,8 +277,7 @@ impl KvPool {
         if self.inner.check_birth().is_err() {
             return;
         }
-        self.inner.completed_step.fetch_max(step.0, AcqRel);
-        if step.0 >= self.inner.awaited_step.load(Relaxed) {
+        if self.inner.steps.complete(step) {
             self.inner.bell.ring();
         }
     }

@@ -60,7 +60,7 @@ impl Inner {
         while shrunk.pages < max_pages {
             let plan = {
                 let mut table = self.table.lock();
-                let plan = table.blocks.begin_unmap(self.completed(), chunk.min(max_pages - shrunk.pages));
+                let plan = table.blocks.begin_unmap(self.steps.completed(), chunk.min(max_pages - shrunk.pages));
                 table.publish();
                 plan
             };
