@@ -41,7 +41,7 @@ pub(crate) fn settle_returning(view: &mut LedgerView, now_ms: u64, asynchronous:
     };
     let mut settled = false;
     for entry in view.entries.iter_mut().filter(|entry| is_waiting(entry)) {
-        let age = now_ms.saturating_sub(entry.returning_since_ms);
+        let age = entry.returning_for_ms(now_ms);
         let over = age >= if asynchronous { PATIENCE_MS } else { host_delay_ms(entry.reserved) };
         // An eighth for what else moves on a device meanwhile.
         let seen = gone >= entry.reserved.0 - entry.reserved.0 / 8;
@@ -62,7 +62,7 @@ fn host_delay_ms(bytes: Bytes) -> u64 {
 /// asked again and again; the kernel's time is known.
 pub(crate) fn next_look_ms(view: &LedgerView, now_ms: u64, asynchronous: bool) -> Option<u64> {
     let look = |entry: &LedgerEntry| {
-        let age = now_ms.saturating_sub(entry.returning_since_ms);
+        let age = entry.returning_for_ms(now_ms);
         if asynchronous { LOOK_MS } else { host_delay_ms(entry.reserved).saturating_sub(age).max(LOOK_MS) }
     };
     view.entries.iter().filter(|entry| entry.state == EntryState::Returning).map(look).min()
@@ -153,6 +153,20 @@ mod tests {
         with_dead(1000, |view| {
             assert!(!settle_returning(view, 5_999, true, Some(counted)));
             assert!(settle_returning(view, 6_000, true, Some(counted)));
+        });
+    }
+
+    /// The clock begins anew with the machine, while a folder on a disk keeps the ledger: such bytes stayed counted for as
+    /// long as the machine had run before.
+    #[test]
+    fn memory_that_was_on_its_way_before_a_reboot_is_back() {
+        with_dead(1_000_000, |view| {
+            assert_eq!(next_look_ms(view, 300, false), Some(10));
+            assert!(settle_returning(view, 300, false, None));
+        });
+        with_dead(1_000_000, |view| {
+            assert!(settle_returning(view, 300, true, None));
+            assert_eq!(view.reserved(), Bytes::mib(100));
         });
     }
 

@@ -33,7 +33,7 @@ use tidekv_ipc::address::{self, StaleDir};
 use tidekv_shm::arena::Arena;
 use tidekv_shm::baseline;
 use tidekv_shm::segment::{self, SEGMENT_BYTES};
-use tidekv_shm::{DeviceName, EntryState, Ledger, LedgerError, LedgerView, RuntimeDir, events, now_ms};
+use tidekv_shm::{DeviceName, EntryState, Ledger, LedgerEntry, LedgerError, LedgerView, RuntimeDir, events, now_ms};
 
 use super::lock_deadline;
 use crate::console::Console;
@@ -399,11 +399,11 @@ pub(crate) fn remove_dead(ledger: &Ledger, device: &DeviceName) -> Result<Vec<De
             let dead = dead_entries(view);
             let now = now_ms();
             view.reap(now);
-            let left_ms = |since: u64| since.saturating_add(grace_ms).saturating_sub(now);
-            view.entries.retain(|entry| entry.state == EntryState::Live || left_ms(entry.returning_since_ms) > 0);
+            let left_ms = |entry: &LedgerEntry| grace_ms.saturating_sub(entry.returning_for_ms(now));
+            view.entries.retain(|entry| entry.state == EntryState::Live || left_ms(entry) > 0);
             let gone: Vec<Dead> = dead.into_iter().filter(|dead| view.by_slot(dead.slot).is_none()).collect();
             let returning = view.entries.iter().filter(|entry| entry.state == EntryState::Returning);
-            (gone, returning.map(|entry| left_ms(entry.returning_since_ms)).max())
+            (gone, returning.map(left_ms).max())
         })?;
         removed.extend(gone);
         match wait_ms {

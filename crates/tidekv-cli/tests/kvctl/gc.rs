@@ -172,6 +172,31 @@ fn bytes_on_a_gpu_get_their_grace() {
     assert_eq!(world.files(), Vec::<String>::new());
 }
 
+/// The clock begins anew with the machine: such an entry would have stayed for as long as the machine had run before.
+#[test]
+fn an_entry_from_before_a_reboot_is_removed() {
+    let world = World::new();
+    for device in [DeviceName::host(), DeviceName::new("GPU-1234").unwrap()] {
+        let ledger = Ledger::open(&world.dir(), &device).unwrap();
+        let name = tidekv_shm::PoolName::new("gone").unwrap();
+        let spec = tidekv_shm::EntrySpec::new(name, GroupId(0), crate::common::PAGE);
+        let since = tidekv_shm::now_ms() + 1_000_000_000;
+        ledger
+            .update(crate::common::patience(), |view| {
+                view.entries.push(tidekv_shm::LedgerEntry {
+                    state: EntryState::Returning,
+                    reserved: Bytes::gib(3),
+                    returning_since_ms: since,
+                    ..tidekv_shm::LedgerEntry::new(0, &spec)
+                });
+            })
+            .unwrap();
+        let ran = world.kvctl(&["gc"]);
+        assert!(ran.quiet().1.contains(&format!("Removed entry of gone on {device}")), "{ran:?}");
+        assert_eq!(world.files(), Vec::<String>::new());
+    }
+}
+
 #[test]
 fn a_ledger_that_cannot_be_looked_at_is_an_error_and_the_rest_is_done() {
     let world = World::new();

@@ -295,6 +295,12 @@ impl LedgerEntry {
         }
     }
 
+    /// For how many milliseconds its owner has been known to be dead, by [`now_ms`](crate::now_ms). For ever, where that
+    /// lies ahead: the clock begins anew when the machine starts, and no memory is on its way since before that.
+    pub fn returning_for_ms(&self, now_ms: u64) -> u64 {
+        now_ms.checked_sub(self.returning_since_ms).unwrap_or(u64::MAX)
+    }
+
     /// What this pool claims. One that is returning holds its bytes, wants nothing and cannot give.
     pub fn claim(&self) -> PoolClaim {
         match self.state {
