@@ -28,7 +28,7 @@ use tidekv_shm::{
     Watch, now_ms,
 };
 
-use crate::returning::{non_pool_falls, refresh_budget, settle_returning};
+use crate::returning::{DeviceLook, non_pool_falls, refresh_budget, settle_returning};
 use crate::table::assert_unlocked;
 
 /// How long a refused demand stays posted when its caller does not wait.
@@ -328,18 +328,22 @@ impl Account {
 
     /// Looks after the ledger: dead owners, memory on its way back, the budget where nobody gave one.
     pub(crate) fn maintain(&self) -> Result<(), LedgerError> {
-        // Asked before the lock is taken: a driver may take its time.
+        // Asked before the lock is taken: a driver may take its time. What the ledger says is read before that, so that
+        // what changes while the driver answers can be seen.
+        let ledger = self.ledger.read().ok();
         let memory = self.backend.as_ref().and_then(|backend| backend.memory().ok());
         let used = memory.map_or(u64::MAX, |memory| memory.total.saturating_sub(memory.free).0);
         self.device_used.store(used, Relaxed);
+        let look = ledger.zip(memory).map(|(ledger, memory)| DeviceLook { memory, changes: ledger.header.changes });
         self.update(Instant::now() + LEDGER_PATIENCE, |view, me| {
+            let look = look.filter(|look| look.is_of(view));
             let me = self.tidy(view, me);
+            let Some(DeviceLook { memory, .. }) = look else { return };
             let returning = view.entries.iter().any(|entry| entry.state == EntryState::Returning);
-            // A device may have a process's memory back before its death can be seen: a fall is believed at the second look.
-            let falls = self.is_asynchronous() && memory.is_some_and(|memory| non_pool_falls(view, memory));
-            let is_news = falls && !self.saw_fall.load(Relaxed);
-            self.saw_fall.store(falls, Relaxed);
-            if let Some(memory) = memory.filter(|_| !returning && !is_news)
+            let falls = non_pool_falls(view, memory);
+            let fell_before = self.saw_fall.swap(falls, Relaxed);
+            if !returning
+                && (!falls || fell_before)
                 && refresh_budget(view, memory, self.utilization, self.is_asynchronous(), now_ms())
             {
                 note_budget(view, me, Reason::OtherUsers);
@@ -460,4 +464,124 @@ fn free_for(view: &LedgerView, me: usize, asker: &Asker<'_>) -> Bytes {
 fn others_wait(view: &LedgerView, me: usize) -> bool {
     let waits = |entry: &LedgerEntry| entry.state == EntryState::Live && entry.demand > Bytes::ZERO;
     view.entries.iter().enumerate().any(|(at, entry)| at != me && waits(entry))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use tidekv_core::geometry::Placement;
+    use tidekv_core::units::GroupId;
+    use tidekv_mem::fake::FakeBackend;
+    use tidekv_mem::{CallMeter, Capabilities, MemError, MemoryInfo, RawPages, Region, RegionOptions};
+    use tidekv_shm::{DeviceName, EntrySpec, PoolName, RuntimeDir};
+
+    use super::*;
+
+    /// A device of 1 GiB that says how much of it is in use, and takes its time: something happens after it looked.
+    #[derive(Debug)]
+    struct Device {
+        fake: FakeBackend,
+        used: AtomicU64,
+        neighbour: OwnedEntry,
+        /// What the neighbour writes as its own while the device answers.
+        meanwhile: Mutex<Option<Bytes>>,
+    }
+
+    impl Device {
+        fn neighbour_holds(&self, bytes: Bytes) {
+            let hold = |view: &mut LedgerView, me: usize| view.entries[me].reserved = bytes;
+            self.neighbour.update(Instant::now() + Duration::from_secs(10), hold).unwrap();
+        }
+    }
+
+    impl Backend for Device {
+        fn capabilities(&self) -> &Capabilities {
+            self.fake.capabilities()
+        }
+
+        fn memory(&self) -> Result<MemoryInfo, MemError> {
+            let used = Bytes(self.used.load(Relaxed));
+            if let Some(bytes) = self.meanwhile.lock().unwrap().take() {
+                self.neighbour_holds(bytes);
+            }
+            Ok(MemoryInfo { total: Bytes::gib(1), free: Bytes::gib(1).saturating_sub(used) })
+        }
+
+        fn held(&self) -> Bytes {
+            self.fake.held()
+        }
+
+        fn meter(&self) -> &CallMeter {
+            self.fake.meter()
+        }
+
+        fn open_region(&self, placement: &Placement, options: RegionOptions) -> Result<Box<dyn Region>, MemError> {
+            self.fake.open_region(placement, options)
+        }
+
+        fn raw_pages(&self, page_bytes: Bytes, pages: u32) -> Result<Box<dyn RawPages>, MemError> {
+            self.fake.raw_pages(page_bytes, pages)
+        }
+    }
+
+    /// An account whose neighbour holds 100 MiB, on a device where others use 50 MiB, and half of it is for pools.
+    fn beside_a_neighbour(test: impl FnOnce(&Account, &Device, &dyn Fn() -> (Bytes, Bytes))) {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || Ledger::open(&RuntimeDir::at(dir.path()), &DeviceName::host()).unwrap();
+        let register = |name: &str| {
+            let spec = EntrySpec::new(PoolName::new(name).unwrap(), GroupId(0), Bytes::mib(2));
+            open().register(Instant::now() + Duration::from_secs(10), spec).unwrap()
+        };
+        let device = Arc::new(Device {
+            fake: FakeBackend::default(),
+            used: AtomicU64::new(Bytes::mib(150).0),
+            neighbour: register("neighbour"),
+            meanwhile: Mutex::new(None),
+        });
+        device.neighbour_holds(Bytes::mib(100));
+        let account = Account::new(register("pool"), Some(device.clone()), 0.5, true);
+        let header = || {
+            let header = open().read().unwrap().header;
+            (header.non_pool, header.budget)
+        };
+        account.maintain().unwrap();
+        assert_eq!(header(), (Bytes::mib(50), Bytes::mib(512 - 50)));
+        test(&account, &device, &header);
+    }
+
+    #[test]
+    fn memory_that_a_neighbour_gives_back_while_the_device_answers_is_not_taken_for_others() {
+        beside_a_neighbour(|account, device, header| {
+            *device.meanwhile.lock().unwrap() = Some(Bytes::ZERO);
+            account.maintain().unwrap();
+            assert_eq!(header(), (Bytes::mib(50), Bytes::mib(512 - 50)), "the device was asked before");
+            device.used.store(Bytes::mib(50).0, Relaxed);
+            account.maintain().unwrap();
+            assert_eq!(header(), (Bytes::mib(50), Bytes::mib(512 - 50)));
+            // What others really take is believed at once.
+            device.used.store(Bytes::mib(90).0, Relaxed);
+            account.maintain().unwrap();
+            assert_eq!(header(), (Bytes::mib(90), Bytes::mib(512 - 90)));
+        });
+    }
+
+    /// Bytes are counted before they are mapped: on the host too, where the difference was taken for memory that others had
+    /// given back, and promised to all.
+    #[test]
+    fn memory_that_is_granted_and_not_mapped_yet_is_not_taken_from_others() {
+        beside_a_neighbour(|account, device, header| {
+            device.neighbour_holds(Bytes::mib(140));
+            account.maintain().unwrap();
+            assert_eq!(header(), (Bytes::mib(50), Bytes::mib(512 - 50)), "a fall, seen once");
+            device.used.store(Bytes::mib(190).0, Relaxed);
+            account.maintain().unwrap();
+            assert_eq!(header(), (Bytes::mib(50), Bytes::mib(512 - 50)), "it was mapped");
+            device.used.store(Bytes::mib(160).0, Relaxed);
+            account.maintain().unwrap();
+            assert_eq!(header(), (Bytes::mib(50), Bytes::mib(512 - 50)), "the one before does not count");
+            account.maintain().unwrap();
+            assert_eq!(header(), (Bytes::mib(20), Bytes::mib(512 - 20)), "seen twice: others did end");
+        });
+    }
 }

@@ -68,7 +68,24 @@ pub(crate) fn next_look_ms(view: &LedgerView, now_ms: u64, asynchronous: bool) -
     view.entries.iter().filter(|entry| entry.state == EntryState::Returning).map(look).min()
 }
 
-/// Whether others than pools use less of the device than the ledger says.
+/// A look at the device, and at which state of the ledger it was taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeviceLook {
+    pub(crate) memory: MemoryInfo,
+    /// The ledger's count of changes, read before the device was asked.
+    pub(crate) changes: u64,
+}
+
+impl DeviceLook {
+    /// Whether it may be compared with this ledger. What pools took or gave back since would be taken for memory of others:
+    /// a pool's page that went is in use for the device, and no pool's any more.
+    pub(crate) fn is_of(&self, view: &LedgerView) -> bool {
+        self.changes == view.header.changes
+    }
+}
+
+/// Whether others than pools use less of the device than the ledger says. That is believed at the second look: bytes
+/// are counted before they are mapped, and a device may have a process's memory back before its death can be seen.
 pub(crate) fn non_pool_falls(view: &LedgerView, memory: MemoryInfo) -> bool {
     non_pool(view, memory).0 + NOISE.0 <= view.header.non_pool.0
 }
