@@ -3,7 +3,8 @@
 //! ```text
 //!   load(order n)  ->  send  ->  receive  ->  outcome
 //!                                   | answer n: the outcome
-//!                                   | answer below n: late, or twice; dropped
+//!                                   | answer below n: late, or twice; dropped. A ring full of these without a pause,
+//!                                   |                 or after the deadline: no worker; the connection is over
 //!                                   | answer above n: nobody asked; the connection is over
 //!                                   | answer 0: a refusal of the whole connection, which is over
 //! ```
@@ -16,19 +17,24 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use tidekv_shm::ring::RingEnd;
+use tidekv_shm::ring::{MESSAGE_BYTES_MAX, RingEnd};
 
 use crate::address::SocketDir;
 use crate::address::folder::open_private;
 use crate::address::place::connect_stream;
 use crate::error::LaneError;
-use crate::frame::{Channel, FrameError, decode_answer, encode_order};
+use crate::frame::{Channel, FrameError, HEAD_BYTES, decode_answer, encode_order};
 use crate::link::{Link, LinkError};
 use crate::message::{Answer, Deed, Heading, Verdict};
 use crate::peer::{AskUid, Stranger, check_peer};
 
 /// How long a blocking receive stays in the kernel at a time.
 const SLICE: Duration = Duration::from_millis(50);
+
+/// Answers that can have been waiting when we look: as many as have room in a ring (of two longest messages, each answer
+/// with its length before it); a socket has room for fewer of a worker that sends one at a time. Who looks takes no more
+/// of them without looking at the clock: a worker that sends faster than we read must not keep us past the deadline.
+const BACKLOG: usize = 2 * MESSAGE_BYTES_MAX / (HEAD_BYTES + size_of::<u64>());
 
 /// One rank's connection, and the order under way on it. Small to move: a strategy may hand it to a thread.
 #[derive(Debug)]
@@ -157,9 +163,11 @@ impl Lane {
     pub fn receive(&mut self, deadline: Instant) {
         while self.is_waiting() {
             let left = deadline.saturating_duration_since(Instant::now());
-            if !self.receive_within(left) && left.is_zero() {
+            if left.is_zero() {
+                self.try_receive();
                 return;
             }
+            self.receive_within(left);
         }
     }
 
@@ -174,8 +182,19 @@ impl Lane {
 
     /// Takes in what has come, without waiting; says whether the outcome is known.
     pub fn try_receive(&mut self) -> bool {
-        while self.is_waiting() && self.receive_within(Duration::ZERO) {}
+        let mut late = 0;
+        while self.is_waiting() && self.receive_within(Duration::ZERO) {
+            late += 1;
+            self.bear(late);
+        }
         !self.is_waiting()
+    }
+
+    /// So many answers were taken without waiting. A worker that is not done by then is none.
+    fn bear(&mut self, late: usize) {
+        if late > BACKLOG && self.is_waiting() {
+            self.0.outcome = Some(Err(FrameError::Flood { found: late }.into()));
+        }
     }
 
     /// Takes in one frame; says whether there was one.
@@ -214,9 +233,12 @@ impl Lane {
             Ok(value) => return Some(value),
             Err(error) => error,
         };
+        let mut late = 0;
         while error == LinkError::Closed && self.is_waiting() && self.0.link.receive(Duration::ZERO) == Ok(true) {
             let answer = decode_answer(self.0.link.frame());
             self.judge(answer);
+            late += 1;
+            self.bear(late);
         }
         self.0.outcome.get_or_insert_with(|| Err(error.into()));
         None

@@ -186,6 +186,12 @@ pub enum FrameError {
         /// The last order's.
         last: u64,
     },
+    /// So many answers in a row that came too late, or twice, that no worker can have been so far behind.
+    #[error("{found} answers came that nobody waits for any more: the worker repeats itself without end")]
+    Flood {
+        /// How many.
+        found: usize,
+    },
     /// An answer that says it is from another start of the worker, on a connection that cannot survive one.
     #[error("the answer is from instance {found:#x}, the connection is to {expected:#x}")]
     Instance {

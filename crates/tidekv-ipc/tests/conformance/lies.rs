@@ -2,6 +2,7 @@
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixListener;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tidekv_core::units::Bytes;
@@ -11,7 +12,7 @@ use tidekv_ipc::message::{Answer, Balance, Deed, Refusal, RefusalKind, Verdict};
 use tidekv_ipc::{FrameError, LaneError, SocketDir};
 
 use crate::support::fake::{FakePeer, INSTANCE, answer, answer_to, listen_at};
-use crate::support::{folder, heading, soon};
+use crate::support::{PATIENCE, folder, heading, soon};
 
 /// A scheduler with one lane to a worker that is ours to play.
 struct Stage {
@@ -83,6 +84,47 @@ pub(crate) fn late_and_double_answers_are_dropped(strategy: &StrategyEntry) {
             let answer = stage.ping(soon()).expect("the right answer");
             assert_eq!(answer.epoch, epoch);
         }
+    });
+}
+
+/// More late answers than a ring has room for, and then the right one; and late answers for as long as anybody reads.
+pub(crate) fn late_answers_without_end_keep_nobody(strategy: &StrategyEntry) {
+    const MORE_THAN_A_RING: usize = 2000;
+    let is_flood =
+        |outcome: &Result<Answer, LaneError>| matches!(outcome, Err(LaneError::Frame(FrameError::Flood { .. })));
+    let mut stage = Stage::new(strategy);
+    let mut worker = stage.connect();
+    let late = stage.ping(Instant::now());
+    assert!(matches!(late, Err(LaneError::TimedOut { .. })), "{late:?}");
+    let stale = answer_to(&worker.order());
+    if worker.ring.is_none() {
+        worker.send(&stale.repeat(MORE_THAN_A_RING));
+        // The second order's answer is there, behind more than anybody is that far behind with.
+        worker.send(&answer(3, 2));
+        let outcome = stage.ping(Instant::now());
+        assert!(is_flood(&outcome), "{outcome:?}");
+        assert!(!stage.caster.is_connected(0), "the lane is let go of");
+        // A worker that greets in this way keeps those who greet others no longer.
+        let Stage { caster, listener, .. } = &mut stage;
+        let greeted = std::thread::scope(|scope| {
+            scope.spawn(|| FakePeer::flood_instead_of_greeting(listener, &stale.repeat(MORE_THAN_A_RING)));
+            caster.connect(soon()).remove(0)
+        });
+        assert!(matches!(greeted, Err(LaneError::Frame(FrameError::Flood { .. }))), "{greeted:?}");
+        worker = stage.connect();
+    }
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let is_over = &is_over;
+        scope.spawn(move || {
+            let give_up = soon();
+            while !is_over.load(Ordering::Relaxed) && Instant::now() < give_up && worker.push(&stale) {}
+        });
+        let started = Instant::now();
+        let outcome = stage.ping(started + Duration::from_millis(20));
+        is_over.store(true, Ordering::Relaxed);
+        let is_right = is_flood(&outcome) || matches!(outcome, Err(LaneError::TimedOut { .. }));
+        assert!(is_right && started.elapsed() < PATIENCE / 4, "{outcome:?} after {:?}", started.elapsed());
     });
 }
 

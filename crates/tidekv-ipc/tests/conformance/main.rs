@@ -64,7 +64,7 @@ suite! {
     },
     lies::{
         late_and_double_answers_are_dropped, rubbish_ends_the_lane, half_an_answer_is_no_answer,
-        an_answer_in_pieces_is_one, a_last_word_is_heard,
+        an_answer_in_pieces_is_one, a_last_word_is_heard, late_answers_without_end_keep_nobody,
     },
     endurance::{a_thousand_reconnects, a_long_loop_leaks_nothing},
 }

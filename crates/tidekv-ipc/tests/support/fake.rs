@@ -7,9 +7,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
+    recvmsg, send, sendmsg,
 };
 use tidekv_core::units::GroupId;
 use tidekv_ipc::SocketDir;
@@ -89,6 +90,27 @@ impl FakePeer {
                 // Of rubbish the beginning may have been enough.
                 Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {}
                 written => written.expect("somebody reads"),
+            },
+        }
+    }
+
+    /// Says nothing of itself, and this instead.
+    pub(crate) fn flood_instead_of_greeting(listener: &UnixListener, bytes: &[u8]) {
+        let (mut stream, _) = listener.accept().expect("a scheduler");
+        stream.read_exact(&mut [0; HEAD_BYTES]).expect("a greeting");
+        // The other side may have heard enough before the end.
+        let _ = stream.write_all(bytes);
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+    }
+
+    /// Sends as much as there is room for; says whether anybody reads.
+    pub(crate) fn push(&mut self, bytes: &[u8]) -> bool {
+        match &mut self.ring {
+            Some(ring) => ring.send(bytes).is_ok(),
+            None => match send(&self.stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(sent) => sent == bytes.len() || self.stream.write_all(&bytes[sent..]).is_ok(),
+                Err(error) => error == Errno::AGAIN,
             },
         }
     }
