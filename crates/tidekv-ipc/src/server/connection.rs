@@ -121,6 +121,9 @@ impl<'a> Connection<'a> {
     }
 
     fn serve_order(&mut self) -> Result<(), End> {
+        // Where the next order is here already, waiting for it looks at nothing else: in a ring orders are found on after the
+        // socket was shut down.
+        self.check_stop()?;
         self.await_order(None)?;
         let verdict = match self.order.deed {
             Deed::Hello { .. } => return self.refuse(RefusalKind::Protocol, "a second greeting came".to_owned()),

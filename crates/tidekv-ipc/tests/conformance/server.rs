@@ -4,11 +4,12 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use tidekv_ipc::broadcast::{Broadcaster, Channel, Ranks, STRATEGIES, strategy};
 use tidekv_ipc::message::{Balance, Deed, Order, RefusalKind, Verdict};
-use tidekv_ipc::server::{Handler, WorkerServer};
+use tidekv_ipc::server::{Handler, Stopper, WorkerServer};
 use tidekv_ipc::{IpcError, LaneError, SocketDir};
 use tidekv_shm::ring::FutexWords;
 
@@ -252,6 +253,45 @@ fn stopping_ends_the_server_and_frees_its_place() {
         WorkerServer::bind(&dir, 0, 0).unwrap();
         stopper.stop();
         assert!(scheduler.is_none_or(|mut scheduler| scheduler.is_dropped()));
+    }
+}
+
+/// It was heard when no order was waiting: on a ring that keeps a scheduler's orders coming, never.
+#[test]
+fn a_server_stops_after_the_order_that_it_is_busy_with() {
+    struct Busy {
+        all_are_sent: mpsc::Receiver<()>,
+        stopper: Stopper,
+        epochs: Vec<u64>,
+    }
+    impl Handler for Busy {
+        fn handle(&mut self, order: &Order) -> Verdict {
+            if self.epochs.is_empty() {
+                self.all_are_sent.recv_timeout(PATIENCE).unwrap();
+                self.stopper.stop();
+            }
+            self.epochs.push(order.epoch);
+            Verdict::Done
+        }
+        fn balance(&mut self, _: &Order) -> Balance {
+            Balance::default()
+        }
+        fn scheduler_gone(&mut self) {}
+    }
+    for channel in CHANNELS {
+        let (_root, dir) = folder();
+        let server = WorkerServer::bind(&dir, 0, 0).unwrap();
+        let stopper = server.stopper();
+        let (sent, all_are_sent) = mpsc::channel();
+        let worker = std::thread::spawn(move || {
+            let mut busy = Busy { all_are_sent, stopper, epochs: Vec::new() };
+            server.serve(&mut busy).unwrap();
+            busy.epochs
+        });
+        let mut scheduler = FakePeer::scheduler(&dir, 0, channel);
+        (2..22).for_each(|sequence| scheduler.send(&order(sequence, &map(&[1]), Channel::Socket)));
+        sent.send(()).unwrap();
+        assert_eq!(worker.join().unwrap(), [2], "{channel:?}");
     }
 }
 
