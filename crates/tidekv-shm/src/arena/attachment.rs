@@ -177,6 +177,8 @@ impl Attachment {
                 let _ = self.window.advise(at, bytes, Advice::LinuxHugepage);
             }
             self.mapped.store(exist, Ordering::Release);
+            // Whoever added them: they are new to this process.
+            self.wake.ring();
         }
         Ok(exist)
     }
@@ -201,7 +203,6 @@ impl Attachment {
         }
         drop(lock);
         self.map_existing()?;
-        self.wake.ring();
         Ok(())
     }
 

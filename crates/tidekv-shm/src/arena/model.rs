@@ -8,10 +8,11 @@
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
-use loom::sync::atomic::AtomicU64;
+use loom::sync::atomic::{AtomicU32, AtomicU64};
 use loom::thread;
 
 use super::error::HandleError;
+use super::prefault::Wake;
 use super::slot::{self, NOBODY, Slot, SlotState};
 use super::word::{self, Atomic, Reaped, State};
 use std::sync::atomic::Ordering;
@@ -347,5 +348,29 @@ fn giving_back_races_with_claiming() {
         assert_eq!(slot::load(&slots[0]).state(), SlotState::Free);
         let tail = slot::load(&slots[1]);
         assert_eq!((tail.state(), tail.owner()), if claimed { (SlotState::Claimed, 2) } else { (SlotState::Free, 0) });
+    });
+}
+
+/// The thread that touches pages ahead hears of a segment that comes while it is about to sleep, and of its end. A model
+/// in which it does not ends in a deadlock.
+#[test]
+fn a_segment_that_comes_while_the_thread_lies_down_wakes_it() {
+    loom::model(|| {
+        let shared = Arc::new((Wake::default(), AtomicU32::new(0)));
+        let theirs = Arc::clone(&shared);
+        let other = thread::spawn(move || {
+            theirs.1.store(1, Ordering::Release);
+            theirs.0.ring();
+        });
+        let (wake, mapped) = &*shared;
+        assert_eq!(wake.next(|| mapped.load(Ordering::Acquire)), Some(0));
+        other.join().unwrap();
+    });
+    loom::model(|| {
+        let wake = Arc::new(Wake::default());
+        let theirs = Arc::clone(&wake);
+        let other = thread::spawn(move || theirs.stop());
+        assert_eq!(wake.next(|| 0), None);
+        other.join().unwrap();
     });
 }

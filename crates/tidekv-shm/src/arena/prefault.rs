@@ -4,18 +4,23 @@
 //! 1 MiB, while allocating it costs nanoseconds. `MADV_POPULATE_WRITE` takes the faults of a chunk in one call and changes
 //! no byte. Page tables are each process's own, so each attachment that wants it has its thread.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
+#[cfg(not(all(test, loom)))]
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 use rustix::io::Errno;
 use rustix::mm::Advice;
+
+#[cfg(all(test, loom))]
+use loom::sync::{Condvar, Mutex, MutexGuard};
 
 use super::attachment::Attachment;
 
 /// What is populated at once: little enough that ending does not take long.
 const CHUNK: usize = 4 << 20;
 
-/// Tells the thread that there are more segments, or that it shall end.
+/// Tells the thread that there are more segments, or that it shall end. `model.rs` checks with loom that it hears of it.
 #[derive(Debug, Default)]
 pub(super) struct Wake {
     state: Mutex<State>,
@@ -30,8 +35,26 @@ struct State {
 }
 
 impl Wake {
+    /// There are more segments. Under the lock: between the thread's look at their number and its sleep nobody else has it,
+    /// so a ring comes before the look or wakes from the sleep.
     pub(super) fn ring(&self) {
+        let _state = self.lock();
         self.bell.notify_all();
+    }
+
+    /// Waits for a segment that is not populated; `None` when it is time to end.
+    pub(super) fn next(&self, mapped: impl Fn() -> u32) -> Option<u32> {
+        let mut state = self.lock();
+        while !state.stop && state.done >= mapped() {
+            state = self.bell.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if state.stop { None } else { Some(state.done) }
+    }
+
+    /// Nobody waits any more.
+    pub(super) fn stop(&self) {
+        self.lock().stop = true;
+        self.ring();
     }
 
     /// Segments that a thread has populated.
@@ -69,8 +92,7 @@ impl Drop for Prefaulter {
             std::mem::forget(thread);
             return;
         }
-        self.attachment.wake.lock().stop = true;
-        self.attachment.wake.ring();
+        self.attachment.wake.stop();
         if let Some(thread) = thread {
             // It does not panic; if it did, its work was an optimisation.
             let _ = thread.join();
@@ -80,17 +102,7 @@ impl Drop for Prefaulter {
 
 fn work(attachment: &Attachment) {
     let wake = &attachment.wake;
-    loop {
-        let segment = {
-            let mut state = wake.lock();
-            while !state.stop && state.done >= attachment.mapped() {
-                state = wake.bell.wait(state).unwrap_or_else(PoisonError::into_inner);
-            }
-            if state.stop {
-                return;
-            }
-            state.done
-        };
+    while let Some(segment) = wake.next(|| attachment.mapped()) {
         if !populate(attachment, segment, || wake.lock().stop) {
             return;
         }

@@ -351,6 +351,26 @@ fn pages_are_touched_ahead() {
     assert_eq!(arena.segments(), 2);
 }
 
+/// They were touched by whoever used them first, until this process added one itself.
+#[test]
+fn segments_that_others_add_are_touched_ahead_too() {
+    let (_folder, dir, other) = arena();
+    let arena = Arena::attach(&dir, &name(), Prefault::Background).unwrap();
+    let mut local = other.local().unwrap();
+    let handle = loop {
+        let handle = local.alloc(3 << 20).unwrap();
+        if handle.segment() == 1 {
+            break handle;
+        }
+    };
+    assert_eq!(arena.block(handle).unwrap().len(), 3 << 20);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while arena.prefaulted() < 2 {
+        assert!(std::time::Instant::now() < deadline, "{} of 2 segments", arena.prefaulted());
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn the_verifier_finds_what_is_wrong() {
     use std::sync::atomic::Ordering;
