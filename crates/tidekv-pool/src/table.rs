@@ -3,7 +3,8 @@
 //! ```text
 //!   lock order         1. the ledger's lock        around a map or an unmap, with a deadline
 //!                      2. limits                   a few words, may be taken inside 1
-//!                      -- table                    alone: never together with 1, a driver call, a wait or a callback
+//!                      -- table                    never together with 1, a driver call, a wait or a callback; on a fleet
+//!                                                  inside its wires, and around its book: see `fleet/exchange.rs`
 //! ```
 //!
 //! In debug builds the table's lock knows its holder, and [`assert_unlocked`] stands wherever the pool is about to wait

@@ -7,8 +7,10 @@
 //!                                     what a rank has not acked is sent again until it has: the quarantine
 //! ```
 //!
-//! Two locks. The *wires* are held by whoever talks: one operation at a time. The *book* is taken inside it, or alone, for
-//! a moment: who only wants to know never waits for a worker. Neither is held together with the pool's table.
+//! Two locks, and the pool's table between them: wires, table, book. The *wires* are held by whoever talks: one operation
+//! at a time, never begun with the table in hand; inside them the table is asked for the fences of pages. The *book* is
+//! taken last, inside either or alone, for a moment: who only wants to know never waits for a worker, and the table may
+//! ask which pages are stuck. With the book in hand nobody takes either of the others.
 //!
 //! A rank that let one deadline pass is *late*. Nothing new is begun then (it would only let the next deadline pass as
 //! well), it is sent what is still to be undone with hardly any wait, and it is a member again with its next answer.
@@ -66,7 +68,7 @@ impl Exchange {
         if self.birth.is_foreign() { Err(FleetError::Forked) } else { Ok(()) }
     }
 
-    /// Never held across a call that waits.
+    /// Never held across a call that waits, nor while wires or table are taken.
     pub(super) fn book(&self) -> MutexGuard<'_, FleetBook> {
         // Written by short methods that do not panic halfway.
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
