@@ -17,8 +17,11 @@ const SPECIAL_TOKENS: [&str; 7] =
 pub(super) fn read(folder: &Path) -> Result<Tokenizer, TokenizerError> {
     let path = folder.join("tokenizer.json");
     let bytes = fs::read(&path).map_err(|source| TokenizerError::Read { path: path.clone(), source })?;
-    let json = tokenizers::Tokenizer::from_bytes(&bytes)
-        .map_err(|error| TokenizerError::Malformed { path, what: error.to_string() })?;
+    let malformed = |what: String| TokenizerError::Malformed { path: path.clone(), what };
+    let mut json = tokenizers::Tokenizer::from_bytes(&bytes).map_err(|error| malformed(error.to_string()))?;
+    // What the tokenizer was last used with is kept in the file: prompts would be cut or filled up without a word.
+    json.with_truncation(None).map_err(|error| malformed(error.to_string()))?;
+    json.with_padding(None);
     let config = object(folder, "tokenizer_config.json")?;
     let generation = object(folder, "generation_config.json")?;
     let special_tokens: BTreeMap<_, _> =
@@ -174,6 +177,23 @@ pub(super) mod tests {
         assert!(tokenizer.end_tokens().is_empty());
         assert_eq!(tokenizer.defaults(), SamplingDefaults::default());
         assert_eq!(tokenizer.token(256).0, "<eos>");
+    }
+
+    /// As a tokenizer that was trained or exported with them leaves them in its file.
+    #[test]
+    fn prompts_are_neither_cut_nor_filled_up() {
+        let folder = folder_with(&[]);
+        let path = folder.path().join("tokenizer.json");
+        let mut json: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+        json["truncation"] =
+            serde_json::json!({"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0});
+        json["padding"] = serde_json::json!({"strategy": {"Fixed": 12}, "direction": "Right", "pad_to_multiple_of": null,
+                                             "pad_id": 256, "pad_type_id": 0, "pad_token": "<eos>"});
+        fs::write(&path, json.to_string()).unwrap();
+        let tokenizer = read(folder.path()).unwrap();
+        for (text, ids) in [("abcdef", &[97, 98, 99, 100, 101, 102][..]), ("a", &[97])] {
+            assert_eq!(tokenizer.encode(text).unwrap(), ids);
+        }
     }
 
     #[test]
