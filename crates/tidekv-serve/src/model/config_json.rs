@@ -70,9 +70,10 @@ struct Raw {
 
 #[derive(Deserialize)]
 struct RawRope {
-    /// `type` is the older name.
-    #[serde(alias = "type")]
     rope_type: Option<String>,
+    /// The older name of the same; some files have both.
+    #[serde(rename = "type")]
+    old_type: Option<String>,
     rope_theta: Option<f32>,
     factor: Option<f32>,
     low_freq_factor: Option<f32>,
@@ -198,7 +199,7 @@ fn rope(path: &Path, theta: Option<f32>, raw: Option<RawRope>) -> Result<Rope, M
     if let Some(part) = raw.partial_rotary_factor.filter(|&part| part != 1.0) {
         return refuse("partial_rotary_factor", part.to_string());
     }
-    let kind = raw.rope_type.as_deref().unwrap_or("default");
+    let kind = raw.rope_type.as_deref().or(raw.old_type.as_deref()).unwrap_or("default");
     let llama3 = (raw.low_freq_factor, raw.high_freq_factor, raw.original_max_position_embeddings);
     let scaling = match (kind, raw.factor, llama3) {
         ("default", ..) => RopeScaling::None,
@@ -256,6 +257,8 @@ mod tests {
         assert!(matches!(old.scaling, RopeScaling::Llama3 { original_context: 8192.0, .. }));
         let older = with(llama(), json!({"rope_scaling": {"type": "linear", "factor": 2.0}})).unwrap();
         assert_eq!(older.shape.rope.scaling, RopeScaling::Linear { factor: 2.0 });
+        let both = json!({"rope_scaling": {"type": "dynamic", "rope_type": "linear", "factor": 2.0}});
+        assert_eq!(with(llama(), both).unwrap().shape.rope, older.shape.rope, "the newer name counts");
     }
 
     #[test]
