@@ -19,6 +19,8 @@ use crate::tokenizer::{ChatMessage, ChatOptions, SamplingDefaults};
 /// Most stop strings of a request, and the most letters of one.
 const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;
+/// Most ids that a request may name to end a text: they are looked through for every token, and kept for every prompt.
+const MAX_STOP_TOKENS: usize = 128;
 /// Most letters of a salt, as in vLLM.
 const MAX_SALT_LETTERS: usize = 128;
 /// Most prompts of one request.
@@ -321,6 +323,11 @@ fn job(fields: CommonFields, prompts: Prompts, defaults: SamplingDefaults) -> Re
     }
     let temperature = in_range("temperature", fields.temperature, 0.0, 2.0)?.unwrap_or(defaults.temperature);
     let top_p = in_range("top_p", fields.top_p, f64::from(f32::MIN_POSITIVE), 1.0)?.unwrap_or(defaults.top_p);
+    let stop_tokens = fields.stop_token_ids.unwrap_or_default();
+    if stop_tokens.len() > MAX_STOP_TOKENS {
+        let message = format!("stop_token_ids has {} ids: give at most {MAX_STOP_TOKENS}", stop_tokens.len());
+        return Err(ApiError::invalid("stop_token_ids", message));
+    }
     Ok(Job {
         model: fields.model,
         prompts,
@@ -328,7 +335,7 @@ fn job(fields: CommonFields, prompts: Prompts, defaults: SamplingDefaults) -> Re
         sampling: Sampling { temperature, top_p, seed: fields.seed.map(i64::cast_unsigned) },
         max_tokens: fields.max_tokens.map(|most| at_least_one("max_tokens", most)).transpose()?,
         stops,
-        stop_tokens: fields.stop_token_ids.unwrap_or_default(),
+        stop_tokens,
         ignore_eos: fields.ignore_eos.unwrap_or(false),
         logprobs: None,
         cache_salt: fields.cache_salt.map(checked_salt).transpose()?,

@@ -49,6 +49,8 @@ fn every_wrong_request_is_refused_with_its_field() {
         (TEXT, json!({"prompt": "x", "seed": 1.5}), 400, json!("seed"), "seed: "),
         (TEXT, json!({"prompt": "x", "stop": [1]}), 400, json!("stop"), "a list of strings"),
         (TEXT, json!({"prompt": "x", "stop": vec!["s"; 17]}), 400, json!("stop"), "at most 16"),
+        (TEXT, json!({"prompt": "x", "stop_token_ids": vec![7; 129]}), 400, json!("stop_token_ids"), "at most 128"),
+        (CHAT, json!({"messages": user, "stop_token_ids": vec![7; 129]}), 400, json!("stop_token_ids"), "has 129 ids"),
         (TEXT, json!({"prompt": "x", "stream": "yes"}), 400, json!("stream"), "stream: "),
         (
             TEXT,
@@ -119,7 +121,8 @@ fn what_changes_nothing_is_accepted() {
     block_on(async {
         let request = json!({"messages": [{"role": "user", "content": null, "name": "x"}], "n": 1, "frequency_penalty": 0.0,
             "presence_penalty": 0, "logit_bias": {}, "tools": null, "user": "me", "metadata": {"a": 1}, "seed": -7, "store": false,
-            "response_format": {"type": "text"}, "top_k": -1, "stop": null, "stream_options": null, "temperature": 0, "top_p": 1});
+            "response_format": {"type": "text"}, "top_k": -1, "stop": null, "stream_options": null, "temperature": 0, "top_p": 1,
+            "stop_token_ids": vec![7; 128]});
         post(server.address, CHAT, &request).await.good();
     });
 }
