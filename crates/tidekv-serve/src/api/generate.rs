@@ -35,7 +35,7 @@ pub(super) async fn completions(
     State(service): State<Arc<Service>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
-    let job = request::completion(&super::whole_body(body)?, service.tokenizer.defaults())?;
+    let job = request::completion(&super::whole_body(body)?, &service.tokenizer)?;
     answer(service, Kind::Text, job).await
 }
 
@@ -43,7 +43,7 @@ pub(super) async fn chat(
     State(service): State<Arc<Service>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
-    let job = request::chat(&super::whole_body(body)?, service.tokenizer.defaults())?;
+    let job = request::chat(&super::whole_body(body)?, &service.tokenizer)?;
     answer(service, Kind::Chat, job).await
 }
 
@@ -66,7 +66,7 @@ pub(super) async fn tokenize(
     State(service): State<Arc<Service>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, ApiError> {
-    let (model, prompts, add_special) = request::tokenize(&super::whole_body(body)?)?;
+    let (model, prompts, add_special) = request::tokenize(&super::whole_body(body)?, &service.tokenizer)?;
     service.check_model(model.as_deref())?;
     let ids = tokens(&service, prompts, add_special).await?.concat();
     Ok(Json(json!({"count": ids.len(), "max_model_len": service.model.context_tokens, "tokens": ids})))

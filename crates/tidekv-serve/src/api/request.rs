@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 
 use super::error::ApiError;
 use crate::handle::Sampling;
-use crate::tokenizer::{ChatMessage, ChatOptions, SamplingDefaults};
+use crate::tokenizer::{ChatMessage, ChatOptions, SamplingDefaults, Tokenizer};
 
 /// Most stop strings of a request, and the most letters of one.
 const MAX_STOPS: usize = 16;
@@ -67,7 +67,7 @@ impl Prompts {
 }
 
 /// `POST /v1/completions`.
-pub(super) fn completion(body: &[u8], defaults: SamplingDefaults) -> Result<Job, ApiError> {
+pub(super) fn completion(body: &[u8], tokenizer: &Tokenizer) -> Result<Job, ApiError> {
     let fields = object(body)?;
     refuse_unsupported(&fields)?;
     let own: CompletionFields = typed(&fields)?;
@@ -77,6 +77,9 @@ pub(super) fn completion(body: &[u8], defaults: SamplingDefaults) -> Result<Job,
         PromptField::Tokens(tokens) => Prompts::Tokens(vec![tokens]),
         PromptField::ManyTokens(several) => Prompts::Tokens(several),
     };
+    if !matches!(prompts, Prompts::Tokens(_)) {
+        refuse_special(own.add_special_tokens, true)?;
+    }
     let count = match &prompts {
         Prompts::Texts(texts) => texts.len(),
         Prompts::Tokens(several) => several.len(),
@@ -85,19 +88,20 @@ pub(super) fn completion(body: &[u8], defaults: SamplingDefaults) -> Result<Job,
     if !(1..=MAX_PROMPTS).contains(&count) {
         return Err(ApiError::invalid("prompt", format!("prompt has {count} entries: give 1 to {MAX_PROMPTS}")));
     }
-    let mut job = job(typed(&fields)?, prompts, defaults)?;
+    let mut job = job(typed(&fields)?, prompts, tokenizer.defaults())?;
     job.max_tokens = Some(job.max_tokens.unwrap_or(COMPLETION_TOKENS));
     job.logprobs = own.logprobs.map(|count| checked_logprobs("logprobs", count)).transpose()?;
     Ok(job)
 }
 
 /// `POST /v1/chat/completions`.
-pub(super) fn chat(body: &[u8], defaults: SamplingDefaults) -> Result<Job, ApiError> {
+pub(super) fn chat(body: &[u8], tokenizer: &Tokenizer) -> Result<Job, ApiError> {
     let fields = object(body)?;
     refuse_unsupported(&fields)?;
     let own: ChatFields = typed(&fields)?;
+    refuse_special(own.add_special_tokens, tokenizer.adds_special_to_chats())?;
     let prompts = typed::<ConversationFields>(&fields)?.checked()?;
-    let mut job = job(typed(&fields)?, prompts, defaults)?;
+    let mut job = job(typed(&fields)?, prompts, tokenizer.defaults())?;
     job.max_tokens = match own.max_completion_tokens {
         Some(most) => Some(at_least_one("max_completion_tokens", most)?),
         None => job.max_tokens,
@@ -114,12 +118,16 @@ pub(super) fn chat(body: &[u8], defaults: SamplingDefaults) -> Result<Job, ApiEr
 }
 
 /// `POST /tokenize`: a prompt, with its special tokens unless told otherwise, or a conversation.
-pub(super) fn tokenize(body: &[u8]) -> Result<(Option<String>, Prompts, bool), ApiError> {
+pub(super) fn tokenize(body: &[u8], tokenizer: &Tokenizer) -> Result<(Option<String>, Prompts, bool), ApiError> {
     let fields = object(body)?;
+    refuse_unsupported(&fields)?;
     let own: TokenizeFields = typed(&fields)?;
     let prompts = match own.prompt {
         Some(text) => Prompts::Texts(vec![text]),
-        None if fields.contains_key("messages") => typed::<ConversationFields>(&fields)?.checked()?,
+        None if fields.contains_key("messages") => {
+            refuse_special(own.add_special_tokens, tokenizer.adds_special_to_chats())?;
+            typed::<ConversationFields>(&fields)?.checked()?
+        }
         None => return Err(ApiError::invalid("prompt", "there is nothing to tokenise: give prompt or messages")),
     };
     Ok((own.model, prompts, own.add_special_tokens.unwrap_or(true)))
@@ -149,6 +157,7 @@ pub(super) fn sleep_level(body: &[u8]) -> Result<Option<u8>, ApiError> {
 struct CompletionFields {
     prompt: PromptField,
     logprobs: Option<u64>,
+    add_special_tokens: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -178,6 +187,7 @@ struct ChatFields {
     max_completion_tokens: Option<u64>,
     logprobs: Option<bool>,
     top_logprobs: Option<u64>,
+    add_special_tokens: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -208,6 +218,8 @@ struct MessageField {
     #[serde(default)]
     content: Option<ContentField>,
     name: Option<String>,
+    tool_calls: Option<Value>,
+    function_call: Option<Value>,
 }
 
 #[derive(Deserialize)]
@@ -226,6 +238,12 @@ struct PartField {
 
 impl MessageField {
     fn checked(self, at: usize) -> Result<ChatMessage, ApiError> {
+        // A template would write them into the prompt.
+        for (name, value) in [("tool_calls", &self.tool_calls), ("function_call", &self.function_call)] {
+            if value.as_ref().is_some_and(|value| !asks_nothing(value, &["[]", "{}"])) {
+                return Err(unsupported(&format!("messages[{at}].{name}")));
+            }
+        }
         let content = match self.content {
             None => String::new(),
             Some(ContentField::Text(text)) => text,
@@ -378,12 +396,14 @@ fn checked_salt(salt: String) -> Result<String, ApiError> {
 }
 
 /// Fields that we cannot honour, with the values that ask for nothing.
-const UNSUPPORTED: [(&str, &[&str]); 26] = [
+const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("n", &["1"]),
     ("best_of", &["1"]),
     ("echo", &["false"]),
     ("suffix", &["\"\""]),
     ("logit_bias", &["{}"]),
+    ("allowed_token_ids", &[]),
+    ("bad_words", &["[]"]),
     ("frequency_penalty", &["0", "0.0"]),
     ("presence_penalty", &["0", "0.0"]),
     ("repetition_penalty", &["1", "1.0"]),
@@ -393,9 +413,13 @@ const UNSUPPORTED: [(&str, &[&str]); 26] = [
     ("use_beam_search", &["false"]),
     ("include_stop_str_in_output", &["false"]),
     ("skip_special_tokens", &["true"]),
+    ("truncate_prompt_tokens", &[]),
+    ("chat_template", &[]),
+    ("documents", &["[]"]),
     ("continue_final_message", &["false"]),
     ("prompt_logprobs", &[]),
     ("tools", &["[]"]),
+    ("tool_choice", &["\"none\""]),
     ("functions", &["[]"]),
     ("response_format", &["{\"type\":\"text\"}"]),
     ("modalities", &["[\"text\"]"]),
@@ -408,18 +432,35 @@ const UNSUPPORTED: [(&str, &[&str]); 26] = [
 ];
 
 fn refuse_unsupported(fields: &Map<String, Value>) -> Result<(), ApiError> {
-    for (name, neutral) in UNSUPPORTED {
-        let Some(value) = fields.get(name) else { continue };
-        if value.is_null() || neutral.contains(&value.to_string().as_str()) {
-            continue;
+    for &(name, neutral) in UNSUPPORTED {
+        match fields.get(name) {
+            Some(value) if !asks_nothing(value, neutral) => {
+                return Err(match name {
+                    "n" => {
+                        let message = format!(
+                            "n is {value}: this server makes one answer for each prompt (n = 1); send the request several times"
+                        );
+                        ApiError::new(StatusCode::BAD_REQUEST, "unsupported_parameter", message).about(name)
+                    }
+                    _ => unsupported(name),
+                });
+            }
+            _ => {}
         }
-        let message = match name {
-            "n" => format!(
-                "n is {value}: this server makes one answer for each prompt (n = 1); send the request several times"
-            ),
-            _ => format!("{name} is not supported by this server: leave it out"),
-        };
-        return Err(ApiError::new(StatusCode::BAD_REQUEST, "unsupported_parameter", message).about(name));
     }
     Ok(())
+}
+
+fn asks_nothing(value: &Value, neutral: &[&str]) -> bool {
+    value.is_null() || neutral.contains(&value.to_string().as_str())
+}
+
+fn unsupported(name: &str) -> ApiError {
+    let message = format!("{name} is not supported by this server: leave it out");
+    ApiError::new(StatusCode::BAD_REQUEST, "unsupported_parameter", message).about(name)
+}
+
+/// Whether special tokens are added is the model's business; a request may say what is done anyway.
+fn refuse_special(asked: Option<bool>, done: bool) -> Result<(), ApiError> {
+    if asked.is_some_and(|asked| asked != done) { Err(unsupported("add_special_tokens")) } else { Ok(()) }
 }

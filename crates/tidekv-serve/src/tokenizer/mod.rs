@@ -153,6 +153,11 @@ impl Tokenizer {
         }
     }
 
+    /// Whether special tokens are added to a conversation, beside those that its template writes.
+    pub fn adds_special_to_chats(&self) -> bool {
+        matches!(self.chat, ChatTemplate::Plain)
+    }
+
     /// The text of ids that stand together; special tokens have none.
     pub fn decode(&self, ids: &[u32]) -> String {
         match &self.words {

@@ -73,6 +73,48 @@ fn every_wrong_request_is_refused_with_its_field() {
             json!("response_format"),
             "not supported",
         ),
+        (TEXT, json!({"prompt": "x", "allowed_token_ids": []}), 400, json!("allowed_token_ids"), "not supported"),
+        (TEXT, json!({"prompt": "x", "bad_words": ["y"]}), 400, json!("bad_words"), "not supported"),
+        (
+            TEXT,
+            json!({"prompt": "x", "truncate_prompt_tokens": 1}),
+            400,
+            json!("truncate_prompt_tokens"),
+            "not supported",
+        ),
+        (TEXT, json!({"prompt": "x", "add_special_tokens": false}), 400, json!("add_special_tokens"), "not supported"),
+        (
+            CHAT,
+            json!({"messages": user, "add_special_tokens": true}),
+            400,
+            json!("add_special_tokens"),
+            "not supported",
+        ),
+        (CHAT, json!({"messages": user, "chat_template": "{{ 1 }}"}), 400, json!("chat_template"), "not supported"),
+        (CHAT, json!({"messages": user, "documents": [{"text": "x"}]}), 400, json!("documents"), "not supported"),
+        (CHAT, json!({"messages": user, "tool_choice": "required"}), 400, json!("tool_choice"), "not supported"),
+        ("/tokenize", json!({"messages": user, "chat_template": "x"}), 400, json!("chat_template"), "not supported"),
+        (
+            "/tokenize",
+            json!({"messages": user, "add_special_tokens": true}),
+            400,
+            json!("add_special_tokens"),
+            "not supp",
+        ),
+        (
+            CHAT,
+            json!({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [{"id": "1"}]}]}),
+            400,
+            json!("messages[1].tool_calls"),
+            "not supported",
+        ),
+        (
+            CHAT,
+            json!({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}),
+            400,
+            json!("messages[0].function_call"),
+            "not supported",
+        ),
         (CHAT, json!({"messages": user, "top_logprobs": 2}), 400, json!("top_logprobs"), "without"),
         (CHAT, json!({"messages": []}), 400, json!("messages"), "at least one"),
         (CHAT, json!({"messages": "hi"}), 400, json!("messages"), "messages: "),
@@ -119,11 +161,18 @@ fn every_wrong_request_is_refused_with_its_field() {
 fn what_changes_nothing_is_accepted() {
     let server = Running::start();
     block_on(async {
-        let request = json!({"messages": [{"role": "user", "content": null, "name": "x"}], "n": 1, "frequency_penalty": 0.0,
+        let message = json!({"role": "user", "content": null, "name": "x", "tool_calls": [], "function_call": null});
+        let request = json!({"messages": [message], "n": 1, "tool_choice": "none", "documents": [], "bad_words": [],
+            "allowed_token_ids": null, "chat_template": null, "truncate_prompt_tokens": null, "add_special_tokens": false, "frequency_penalty": 0.0,
             "presence_penalty": 0, "logit_bias": {}, "tools": null, "user": "me", "metadata": {"a": 1}, "seed": -7, "store": false,
             "response_format": {"type": "text"}, "top_k": -1, "stop": null, "stream_options": null, "temperature": 0, "top_p": 1,
             "stop_token_ids": vec![7; 128]});
         post(server.address, CHAT, &request).await.good();
+        let request = json!({"prompt": "x", "add_special_tokens": true});
+        post(server.address, TEXT, &request).await.good();
+        // Nothing is added to ids, whatever is asked for.
+        let request = json!({"prompt": [104], "add_special_tokens": false});
+        post(server.address, TEXT, &request).await.good();
     });
 }
 
