@@ -30,6 +30,7 @@ pub mod connections;
 pub mod engine;
 pub mod handle;
 pub mod model;
+mod origin;
 pub mod router;
 pub mod server;
 pub mod tokenizer;

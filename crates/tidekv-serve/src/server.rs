@@ -15,7 +15,7 @@ use std::time::Duration;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{Semaphore, oneshot, watch};
 
-use crate::api::{self, Service};
+use crate::api::{self, Reach, Service};
 use crate::connections::{self, ConnectionLimits};
 
 /// How long a client may take for the end of its answer once the engine has ended.
@@ -149,6 +149,7 @@ impl Server {
     }
 
     async fn serve(self, service: Arc<Service>, stopped: Stopped, drain: Duration) -> Result<(), ServeError> {
+        let reach = Reach { is_public: !self.address.ip().is_loopback() };
         let (listener, limits) = self.listen()?;
         let engine = Arc::clone(service.engine());
         let (drained, was_drained) = watch::channel(false);
@@ -162,7 +163,7 @@ impl Server {
                 drained.send_replace(true);
             });
         };
-        let serving = connections::serve(listener, api::router(service), limits, stop);
+        let serving = connections::serve(listener, api::router(service, reach), limits, stop);
         let engine_and_grace = async {
             // An error means that draining itself failed: then nothing keeps the connections either.
             let _ = engine_ended.wait_for(|&ended| ended).await;

@@ -27,12 +27,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use axum::Router;
 use axum::body::Bytes;
 use axum::extract::DefaultBodyLimit;
 use axum::extract::rejection::BytesRejection;
 use axum::http::{Method, StatusCode, Uri};
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 
 use crate::connections::SlowBody;
 use crate::handle::{Engine, ModelInfo};
@@ -119,8 +119,15 @@ impl Service {
     }
 }
 
+/// Who can connect.
+#[derive(Clone, Copy, Debug)]
+pub struct Reach {
+    /// Others than this machine too.
+    pub is_public: bool,
+}
+
 /// All pages.
-pub fn router(service: Arc<Service>) -> Router {
+pub fn router(service: Arc<Service>, reach: Reach) -> Router {
     Router::new()
         .route("/v1/completions", post(generate::completions))
         .route("/v1/chat/completions", post(generate::chat))
@@ -138,6 +145,7 @@ pub fn router(service: Arc<Service>) -> Router {
         .fallback(no_such_page)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .layer(Extension(reach))
         .with_state(service)
 }
 

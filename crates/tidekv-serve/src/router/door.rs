@@ -7,14 +7,14 @@
 //! | sleep and wake up              | the key where one is set; no foreign page      | the key; no foreign page         |
 //! | limits and shares              | the key; refused where none is set; no foreign page | the key; no foreign page    |
 //!
-//! A browser says in `Origin` whose page is asking. On a loopback address only a page from a loopback name is ours, whatever the
-//! request's `Host` says: a name of somebody else can be made to point here.
+//! What a foreign page is, [`origin`] says.
 
 use std::fmt;
 
-use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::http::{HeaderMap, StatusCode, header};
 
 use crate::api::error::ApiError;
+use crate::origin;
 
 /// The secret that lets its bearer change things. It is never printed.
 #[derive(Clone, PartialEq, Eq)]
@@ -60,37 +60,19 @@ impl Door {
 
     /// Sleep and wake up.
     pub(crate) fn check_action(&self, headers: &HeaderMap) -> Result<(), ApiError> {
-        self.check_origin(headers)?;
+        origin::check(headers, self.is_public)?;
         self.key.as_ref().map_or(Ok(()), |key| check_key(key, headers))
     }
 
     /// Limits and shares.
     pub(crate) fn check_limits(&self, headers: &HeaderMap) -> Result<(), ApiError> {
-        self.check_origin(headers)?;
+        origin::check(headers, self.is_public)?;
         let Some(key) = &self.key else {
             let message =
                 "limits and shares cannot be changed here: start with KVCACHED_WEB_API_KEY set, or use `kvctl limit`";
             return Err(ApiError::new(StatusCode::FORBIDDEN, "no_key_set", message));
         };
         check_key(key, headers)
-    }
-
-    fn check_origin(&self, headers: &HeaderMap) -> Result<(), ApiError> {
-        let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
-        let origin: Option<Uri> = origin.to_str().ok().and_then(|origin| origin.parse().ok());
-        let authority = origin.as_ref().and_then(Uri::authority);
-        let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
-        let is_ours = authority.is_some_and(|authority| {
-            Some(authority.as_str()) == host && (self.is_public || is_loopback_name(authority.host()))
-        });
-        if is_ours {
-            return Ok(());
-        }
-        Err(ApiError::new(
-            StatusCode::FORBIDDEN,
-            "foreign_origin",
-            "a page of another site may not change anything here",
-        ))
     }
 
     /// The key is ours and no business of the engine's; any other `Authorization` is passed on.
@@ -101,11 +83,6 @@ impl Door {
             headers.remove(header::AUTHORIZATION);
         }
     }
-}
-
-fn is_loopback_name(host: &str) -> bool {
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback())
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {

@@ -49,7 +49,11 @@ impl Connection {
         body: impl Into<Bytes>,
     ) -> hyper::Result<Response<Incoming>> {
         let request = Request::builder().method(method).uri(path).header("host", "test");
-        let request = request.body(Full::new(body.into())).unwrap();
+        self.send_whole(request.body(Full::new(body.into())).unwrap()).await
+    }
+
+    /// The same with headers of the test's own.
+    pub(crate) async fn send_whole(&mut self, request: Request<Full<Bytes>>) -> hyper::Result<Response<Incoming>> {
         self.sender.send_request(request).await
     }
 }
