@@ -31,6 +31,9 @@ use tidekv_batch::{BatchError, BlockTables};
 use tidekv_core::units::{Bytes, KernelId};
 use tidekv_mem::MemError;
 
+/// `CUBLAS_STATUS_ALLOC_FAILED`.
+const CUBLAS_ALLOC_FAILED: i32 = 3;
+
 /// One step.
 #[derive(Clone, Copy, Debug)]
 pub struct StepInput<'a> {
@@ -193,7 +196,12 @@ impl ComputeError {
 
     /// Whether the device had no memory left, so that others giving some back can help.
     pub fn is_out_of_memory(&self) -> bool {
-        matches!(self, Self::Device(error) if error.is_out_of_memory())
+        match self {
+            Self::Device(error) | Self::DeviceBatch(CudaBatchError::Device(error)) => error.is_out_of_memory(),
+            // Its handle takes memory of the device too.
+            Self::Cublas { code, .. } => *code == CUBLAS_ALLOC_FAILED,
+            _ => false,
+        }
     }
 }
 

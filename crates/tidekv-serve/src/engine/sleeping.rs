@@ -6,7 +6,8 @@
 //! ```
 //!
 //! What can fail comes first, so a model that could not sleep is as awake as before, with all its memory: weights that the host has no room
-//! for stay where they are, and a static cache is not given up for nothing.
+//! for stay where they are, and a static cache is not given up for nothing. A model that could not wake up is as asleep as before: weights
+//! that came back before something else failed go again, because a sleeper that kept them would hold what its neighbours are owed.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::Sender;
@@ -15,6 +16,7 @@ use std::time::Instant;
 use tidekv_core::units::Bytes;
 
 use super::blocks::BlocksError;
+use super::start::StartError;
 use super::step::with_sources;
 use super::worker::Worker;
 use crate::config::KvMode;
@@ -109,14 +111,37 @@ impl Worker {
         Ok(())
     }
 
+    /// From the host, or loaded again.
+    fn bring_weights_back(&mut self) -> Result<(), StartError> {
+        match &mut self.compute {
+            Some(compute) => Ok(compute.unpark()?),
+            None => {
+                self.compute = Some((self.load.load)()?);
+                Ok(())
+            }
+        }
+    }
+
     /// The card has no room for the weights, because pools took it meanwhile: they give it back as they would for blocks.
-    fn bring_weights_back(&mut self) -> Result<(), SleepError> {
-        let Some(bytes) = self.compute.as_ref().map(|compute| compute.parked_bytes()) else { return Ok(()) };
+    fn bring_weights_into_room(&mut self) -> Result<(), SleepError> {
+        let bytes = self.compute.as_ref().map_or(self.load.device_bytes, |compute| compute.parked_bytes());
         let floor = self.blocks.make_room(bytes, self.patience.wake).map_err(|error| self.unchanged(&error))?;
-        let back = self.compute.as_mut().map_or(Ok(()), |compute| compute.unpark());
+        let back = self.bring_weights_back();
         let given = self.blocks.kv().set_floor(floor);
         self.report(given.map(drop).map_err(BlocksError::from));
         back.map_err(|error| self.unchanged(&error))
+    }
+
+    /// The model sleeps on, so its weights go where they were. They can be loaded again where the host has no room for them any more.
+    fn send_weights_back(&mut self, were_parked: bool) {
+        let parked = match &mut self.compute {
+            Some(compute) if were_parked => compute.park(),
+            _ => return self.compute = None,
+        };
+        if let Err(error) = parked {
+            tracing::warn!(%error, "the weights of a model that sleeps on are dropped");
+            self.compute = None;
+        }
     }
 
     pub(super) fn wake_up(&mut self) -> Result<(), SleepError> {
@@ -127,18 +152,19 @@ impl Worker {
             let _ = answer.send(Err(self.busy()));
         }
         let start = Instant::now();
-        match &mut self.compute {
-            Some(compute) => match compute.unpark() {
-                Err(error) if error.is_out_of_memory() => self.bring_weights_back()?,
-                outcome => outcome.map_err(|error| self.unchanged(&error))?,
-            },
-            None => {
-                let loaded = (self.load)().map_err(|error| self.unchanged(&error))?;
-                self.compute = Some(loaded);
-            }
+        let were_parked = self.compute.is_some();
+        match self.bring_weights_back() {
+            Err(error) if error.is_out_of_memory() => self.bring_weights_into_room()?,
+            outcome => outcome.map_err(|error| self.unchanged(&error))?,
         }
         tracing::info!(seconds = start.elapsed().as_secs_f64(), "the weights are back");
-        self.take_everything_again()?;
+        if let Err(error) = self.take_everything_again() {
+            // Behind a loss of the device there is nothing to carry, and the compute has to say so to whoever asks.
+            if self.loss().is_none() {
+                self.send_weights_back(were_parked);
+            }
+            return Err(error);
+        }
         self.counters.is_asleep.store(false, Relaxed);
         Ok(())
     }

@@ -79,6 +79,17 @@ pub enum StartError {
     Thread(#[source] std::io::Error),
 }
 
+impl StartError {
+    /// Whether the device had no memory left, so that others giving some back can help.
+    pub(super) fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::Compute(error) => error.is_out_of_memory(),
+            Self::Mem(error) => error.is_out_of_memory(),
+            _ => false,
+        }
+    }
+}
+
 /// Starts an engine. It ends when the last clone of what is returned is dropped, or by [`Engine::drain`].
 ///
 /// # Errors
@@ -115,7 +126,8 @@ fn start_on_processor(config: EngineConfig) -> Result<Front, StartError> {
     let threads = config.threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from)).max(1);
     let source = config.model.clone();
     // Weights that were dropped by a deep sleep come back the way they came.
-    let load: Loader = Box::new(move || Ok(Box::new(CpuCompute::new(Model::load(&source)?, threads)?)));
+    let load = Box::new(move || Ok(Box::new(CpuCompute::new(Model::load(&source)?, threads)?) as _));
+    let load = Loader { load, device_bytes: Bytes::ZERO };
     let compute = Box::new(CpuCompute::new(model, threads)?);
     start_with(config, about, compute, load, Place::Host, Patience::default())
 }
@@ -124,10 +136,13 @@ fn start_on_gpu(config: EngineConfig, device: Device, precision: Precision) -> R
     let limits = StepLimits { max_rows: config.max_batch_rows, max_step_tokens: config.max_step_tokens };
     let place = Place::Gpu { device: device.number(), precision };
     let (compute, about) = load_on_gpu(&device, &config.model, precision, limits)?;
-    tracing::info!(weights = %compute.weight_bytes(), buffers = %compute.buffer_bytes(), "the model is on the GPU");
+    let (weights, buffers) = (compute.weight_bytes(), compute.buffer_bytes());
+    tracing::info!(%weights, %buffers, "the model is on the GPU");
     let source = config.model.clone();
-    let load: Loader =
+    let load =
         Box::new(move || load_on_gpu(&device, &source, precision, limits).map(|(compute, _)| Box::new(compute) as _));
+    // Another of the same model takes as much.
+    let load = Loader { load, device_bytes: Bytes(weights.0 + buffers.0) };
     start_with(config, about, Box::new(compute), load, place, Patience::default())
 }
 

@@ -15,7 +15,7 @@ use tidekv_shm::{DeviceName, Ledger, PoolName, RuntimeDir};
 
 use super::front::Front;
 use super::start::{About, Place, StartError, start_with};
-use super::worker::Patience;
+use super::worker::{Loader, Patience};
 use crate::compute::{Compute, ComputeError, CpuCompute, KvStore, Outputs, StepInput, StepTables};
 use crate::config::{ComputeChoice, EngineConfig, KvBudget, KvMode, ModelSource, SyntheticSize};
 use crate::handle::{
@@ -41,6 +41,22 @@ struct Faulty {
     is_host_full: Arc<AtomicBool>,
     /// The device that its weights take room on.
     card: Option<RuntimeDir>,
+    on_card: Arc<AtomicBool>,
+}
+
+/// What its weights take is nobody's then.
+impl Drop for Faulty {
+    fn drop(&mut self) {
+        self.on_card.store(false, Relaxed);
+    }
+}
+
+/// Where weights take room on a device, it has none while pools hold it.
+fn check_room(card: Option<&RuntimeDir>) -> Result<(), ComputeError> {
+    let Some(dir) = card else { return Ok(()) };
+    let ledger = Ledger::open_existing(dir, &DeviceName::host()).unwrap().unwrap();
+    let free = BUDGET.saturating_sub(ledger.read().unwrap().reserved());
+    if free < WEIGHTS { Err(MemError::OutOfMemory { wanted: WEIGHTS, free: Some(free) }.into()) } else { Ok(()) }
 }
 
 impl Compute for Faulty {
@@ -72,19 +88,21 @@ impl Compute for Faulty {
 
     fn park(&mut self) -> Result<(), ComputeError> {
         let full = MemError::OutOfMemory { wanted: Bytes::gib(15), free: Some(Bytes::gib(3)) };
-        if self.is_host_full.load(Relaxed) { Err(ComputeError::NoRoomToPark(full)) } else { Ok(()) }
+        if self.is_host_full.load(Relaxed) {
+            return Err(ComputeError::NoRoomToPark(full));
+        }
+        self.on_card.store(false, Relaxed);
+        Ok(())
     }
 
     fn parked_bytes(&self) -> Bytes {
         WEIGHTS
     }
 
-    /// Where weights take room on the device, it has none while pools hold it.
     fn unpark(&mut self) -> Result<(), ComputeError> {
-        let Some(dir) = &self.card else { return Ok(()) };
-        let ledger = Ledger::open_existing(dir, &DeviceName::host()).unwrap().unwrap();
-        let free = BUDGET.saturating_sub(ledger.read().unwrap().reserved());
-        if free < WEIGHTS { Err(MemError::OutOfMemory { wanted: WEIGHTS, free: Some(free) }.into()) } else { Ok(()) }
+        check_room(self.card.as_ref())?;
+        self.on_card.store(true, Relaxed);
+        Ok(())
     }
 }
 
@@ -93,6 +111,8 @@ struct Lab {
     /// Steps until the fault; 0 for never again.
     steps_left: Arc<AtomicU32>,
     is_host_full: Arc<AtomicBool>,
+    /// Whether the weights are on the device.
+    on_card: Arc<AtomicBool>,
     dir: Arc<tempfile::TempDir>,
 }
 
@@ -138,21 +158,37 @@ fn lab_within(
         reserve: ReservePolicy::Auto,
         threads: Some(1),
     };
-    let model = Model::load(&config.model).unwrap();
-    let about = About::new(&model);
+    let about = About::new(&Model::load(&config.model).unwrap());
     let steps_left = Arc::new(AtomicU32::new(0));
     let is_host_full = Arc::new(AtomicBool::new(false));
-    let compute = Box::new(Faulty {
-        inner: CpuCompute::new(model, 1).unwrap(),
-        steps_left: Arc::clone(&steps_left),
+    let on_card = Arc::new(AtomicBool::new(true));
+    let (left, full, there) = (Arc::clone(&steps_left), Arc::clone(&is_host_full), Arc::clone(&on_card));
+    let (source, card) = (config.model.clone(), takes_room.then(|| config.runtime_dir.clone()));
+    let make = move || Faulty {
+        inner: CpuCompute::new(Model::load(&source).unwrap(), 1).unwrap(),
+        steps_left: Arc::clone(&left),
         fault,
         is_lost: false,
-        is_host_full: Arc::clone(&is_host_full),
-        card: takes_room.then(|| config.runtime_dir.clone()),
+        is_host_full: Arc::clone(&full),
+        card: card.clone(),
+        on_card: Arc::clone(&there),
+    };
+    let compute = Box::new(make());
+    let there = Arc::clone(&on_card);
+    let card = takes_room.then(|| config.runtime_dir.clone());
+    // Where weights take no room, they cannot be had again.
+    let load = Box::new(move || {
+        if card.is_none() {
+            return Err(StartError::Model(ModelError::NoWeights { path: "gone".into() }));
+        }
+        check_room(card.as_ref())?;
+        let made = make();
+        there.store(true, Relaxed);
+        Ok(Box::new(made) as _)
     });
-    let missing = || StartError::Model(ModelError::NoWeights { path: "gone".into() });
-    let front = start_with(config, about, compute, Box::new(move || Err(missing())), Place::Host, patience).unwrap();
-    Lab { front, steps_left, is_host_full, dir }
+    let load = Loader { load, device_bytes: WEIGHTS };
+    let front = start_with(config, about, compute, load, Place::Host, patience).unwrap();
+    Lab { front, steps_left, is_host_full, on_card, dir }
 }
 
 fn submit(lab: &Lab, first: u32) -> Generation {
@@ -263,38 +299,67 @@ fn a_model_that_the_host_has_no_room_for_stays_awake() {
     }
 }
 
-/// What a neighbour keeps in case is given up for a model that wakes up; what it needs is not, and then the model sleeps on.
+/// What a neighbour keeps in case is given up for a model that wakes up; what it needs is not, and then the model sleeps on. So it is for
+/// weights that come back from the host (1), and for those that are loaded again (2).
 #[test]
 fn a_neighbour_makes_room_for_weights_that_come_back() {
-    let patience = Patience { wake: Duration::from_millis(100), ..Patience::default() };
-    let sleeper = lab_in(Arc::new(tempfile::tempdir().unwrap()), true, Fault::Error, KvMode::Elastic, patience);
-    let wanted = finish(submit(&sleeper, 1)).unwrap();
-    sleeper.front.sleep(1).unwrap();
-    let mut miser = Miser::new(&sleeper);
-    miser.take_all();
-    let error = sleeper.front.wake_up().unwrap_err();
-    assert!(matches!(error, SleepError::Memory { .. }) && sleeper.front.is_sleeping(), "{error}");
-    miser.let_go();
-    drop(miser);
+    for level in [1, 2] {
+        let patience = Patience { wake: Duration::from_millis(100), ..Patience::default() };
+        let sleeper = lab_in(Arc::new(tempfile::tempdir().unwrap()), true, Fault::Error, KvMode::Elastic, patience);
+        let wanted = finish(submit(&sleeper, 1)).unwrap();
+        sleeper.front.sleep(level).unwrap();
+        let mut miser = Miser::new(&sleeper);
+        miser.take_all();
+        let error = sleeper.front.wake_up().unwrap_err();
+        assert!(matches!(error, SleepError::Memory { .. }) && sleeper.front.is_sleeping(), "{error}");
+        miser.let_go();
+        drop(miser);
 
-    let patience = Patience { wake: LONG, ..patience };
-    let dir = Arc::clone(&sleeper.dir);
-    drop(sleeper);
-    let sleeper = lab_in(Arc::clone(&dir), true, Fault::Error, KvMode::Elastic, patience);
-    sleeper.front.sleep(1).unwrap();
-    let neighbour = lab_in(dir, false, Fault::Error, KvMode::Elastic, patience);
-    // Texts that all begin otherwise, until their blocks fill the device.
-    let most = |lab: &Lab| lab.front.stats().used_bytes.0 + Bytes::kib(512).0 > BUDGET.0;
-    let mut number = 0;
-    while !most(&neighbour) {
-        finish(submit(&neighbour, number % 200)).unwrap();
-        number += 1;
-        assert!(number < 10_000, "{:?}", neighbour.front.stats());
+        let patience = Patience { wake: LONG, ..patience };
+        let dir = Arc::clone(&sleeper.dir);
+        drop(sleeper);
+        let sleeper = lab_in(Arc::clone(&dir), true, Fault::Error, KvMode::Elastic, patience);
+        sleeper.front.sleep(level).unwrap();
+        let neighbour = lab_in(dir, false, Fault::Error, KvMode::Elastic, patience);
+        // Texts that all begin otherwise, until their blocks fill the device.
+        let most = |lab: &Lab| lab.front.stats().used_bytes.0 + Bytes::kib(512).0 > BUDGET.0;
+        let mut number = 0;
+        while !most(&neighbour) {
+            finish(submit(&neighbour, number % 200)).unwrap();
+            number += 1;
+            assert!(number < 10_000, "{:?}", neighbour.front.stats());
+        }
+        sleeper.front.wake_up().unwrap();
+        assert!(!most(&neighbour), "level {level}: {:?}", neighbour.front.stats());
+        assert_eq!(finish(submit(&sleeper, 1)).unwrap(), wanted);
+        finish(submit(&neighbour, 1)).unwrap();
     }
-    sleeper.front.wake_up().unwrap();
-    assert!(!most(&neighbour), "{:?}", neighbour.front.stats());
-    assert_eq!(finish(submit(&sleeper, 1)).unwrap(), wanted);
-    finish(submit(&neighbour, 1)).unwrap();
+}
+
+/// Its weights come back before its pages, and go again when those cannot be had: to the host, or where that is full or they came from
+/// nowhere, to nobody.
+#[test]
+fn a_static_model_that_sleeps_on_keeps_no_weights_on_the_device() {
+    for (level, is_host_full) in [(1, false), (1, true), (2, false)] {
+        let patience = Patience { wake: Duration::from_millis(50), ..Patience::default() };
+        let dir = Arc::new(tempfile::tempdir().unwrap());
+        let lab = lab_in(dir, true, Fault::Error, KvMode::Static(BUDGET), patience);
+        let wanted = finish(submit(&lab, 1)).unwrap();
+        lab.front.sleep(level).unwrap();
+        assert!(!lab.on_card.load(Relaxed));
+        let mut miser = Miser::new(&lab);
+        // Room for the weights, and not for all pages.
+        miser.take(miser.pool.geometry().block_count() / 2);
+        lab.is_host_full.store(is_host_full, Relaxed);
+        let error = lab.front.wake_up().unwrap_err();
+        assert!(matches!(error, SleepError::Memory { .. }) && lab.front.is_sleeping(), "{error}");
+        assert!(!lab.on_card.load(Relaxed), "level {level}, with a full host: {is_host_full}");
+        miser.let_go();
+        drop(miser);
+        lab.front.wake_up().unwrap();
+        assert!(lab.on_card.load(Relaxed));
+        assert_eq!(finish(submit(&lab, 1)).unwrap(), wanted);
+    }
 }
 
 #[test]
@@ -331,8 +396,11 @@ impl Miser {
 
     /// All that there is, as soon as the engine has given its idle pages back.
     fn take_all(&mut self) {
-        let all = self.pool.geometry().block_count();
-        self.pool.alloc_within(all, LONG, &mut self.leases).unwrap();
+        self.take(self.pool.geometry().block_count());
+    }
+
+    fn take(&mut self, blocks: u32) {
+        self.pool.alloc_within(blocks, LONG, &mut self.leases).unwrap();
     }
 
     fn let_go(&mut self) {

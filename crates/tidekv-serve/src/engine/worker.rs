@@ -31,7 +31,11 @@ use crate::config::{EngineConfig, KvMode};
 use crate::handle::{FinishReason, GenerateError};
 
 /// Makes what a deep sleep dropped.
-pub(super) type Loader = Box<dyn Fn() -> Result<Box<dyn Compute>, StartError> + Send>;
+pub(super) struct Loader {
+    pub(super) load: Box<dyn Fn() -> Result<Box<dyn Compute>, StartError> + Send>,
+    /// What that takes of the device beside pages: weights, and the buffers of steps.
+    pub(super) device_bytes: Bytes,
+}
 
 /// How often an engine that waits for memory looks again.
 const STALL_LOOK: Duration = Duration::from_millis(5);
