@@ -20,38 +20,34 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, Stream, StreamExt};
 use serde_json::{Value, json};
 
-use super::Service;
 use super::answer::{Answer, Piece};
 use super::error::ApiError;
 use super::request::{self, Job, Prompts};
 use super::response::{Choice, Envelope, Kind, LogprobWriter, UsageBody};
+use super::{Service, bodies};
 use crate::handle::{FinishReason, GenerateError, GenerateRequest, Prompt, SubmitError, Usage};
 use crate::tokenizer::TokenizerError;
-
-/// Texts longer than this are tokenised on a thread that may be busy for a while.
-const LONG_TEXT_BYTES: usize = 16 << 10;
 
 pub(super) async fn completions(
     State(service): State<Arc<Service>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
-    let job = request::completion(&super::whole_body(body)?, &service.tokenizer)?;
-    answer(service, Kind::Text, job).await
+    let read = |service: &Service, body: &[u8]| service.read(request::completion(body, &service.tokenizer)?);
+    let (job, prompts) = bodies::read(&service, super::whole_body(body)?, read).await?;
+    answer(service, Kind::Text, &job, prompts).await
 }
 
 pub(super) async fn chat(
     State(service): State<Arc<Service>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
-    let job = request::chat(&super::whole_body(body)?, &service.tokenizer)?;
-    answer(service, Kind::Chat, job).await
+    let read = |service: &Service, body: &[u8]| service.read(request::chat(body, &service.tokenizer)?);
+    let (job, prompts) = bodies::read(&service, super::whole_body(body)?, read).await?;
+    answer(service, Kind::Chat, &job, prompts).await
 }
 
-async fn answer(service: Arc<Service>, kind: Kind, mut job: Job) -> Result<Response, ApiError> {
-    service.check_model(job.model.as_deref())?;
-    let prompts = std::mem::replace(&mut job.prompts, Prompts::Tokens(Vec::new()));
-    let prompts = tokens(&service, prompts, true).await?;
-    let answers = prompts.into_iter().map(|prompt| service.submit(&job, prompt)).collect::<Result<Vec<_>, _>>()?;
+async fn answer(service: Arc<Service>, kind: Kind, job: &Job, prompts: Vec<Vec<u32>>) -> Result<Response, ApiError> {
+    let answers = prompts.into_iter().map(|prompt| service.submit(job, prompt)).collect::<Result<Vec<_>, _>>()?;
     let envelope = service.envelope(kind);
     if job.stream {
         let events = events(service, envelope, answers, job.include_usage);
@@ -66,9 +62,12 @@ pub(super) async fn tokenize(
     State(service): State<Arc<Service>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, ApiError> {
-    let (model, prompts, add_special) = request::tokenize(&super::whole_body(body)?, &service.tokenizer)?;
-    service.check_model(model.as_deref())?;
-    let ids = tokens(&service, prompts, add_special).await?.concat();
+    let read = |service: &Service, body: &[u8]| {
+        let (model, prompts, add_special) = request::tokenize(body, &service.tokenizer)?;
+        service.check_model(model.as_deref())?;
+        Ok(service.tokens(prompts, add_special)?.concat())
+    };
+    let ids = bodies::read(&service, super::whole_body(body)?, read).await?;
     Ok(Json(json!({"count": ids.len(), "max_model_len": service.model.context_tokens, "tokens": ids})))
 }
 
@@ -77,32 +76,34 @@ pub(super) async fn detokenize(
     State(service): State<Arc<Service>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, ApiError> {
-    let (model, tokens) = request::detokenize(&super::whole_body(body)?)?;
-    service.check_model(model.as_deref())?;
-    Ok(Json(json!({"prompt": service.tokenizer.decode(&tokens)})))
-}
-
-/// The ids of every prompt.
-async fn tokens(service: &Arc<Service>, prompts: Prompts, add_special: bool) -> Result<Vec<Vec<u32>>, ApiError> {
-    let is_long = prompts.text_bytes() > LONG_TEXT_BYTES;
-    let tokenizer = Arc::clone(&service.tokenizer);
-    let encode = move || -> Result<Vec<Vec<u32>>, TokenizerError> {
-        match prompts {
-            Prompts::Texts(texts) => texts.iter().map(|text| tokenizer.encode_with(text, add_special)).collect(),
-            Prompts::Tokens(several) => Ok(several),
-            Prompts::Chat(messages, options) => Ok(vec![tokenizer.encode_chat(&messages, &options)?]),
-        }
+    let read = |service: &Service, body: &[u8]| {
+        let (model, tokens) = request::detokenize(body)?;
+        service.check_model(model.as_deref())?;
+        Ok(service.tokenizer.decode(&tokens))
     };
-    if !is_long {
-        return Ok(encode()?);
-    }
-    match tokio::task::spawn_blocking(encode).await {
-        Ok(tokens) => Ok(tokens?),
-        Err(error) => Err(GenerateError::Compute { what: format!("the tokenizer failed: {error}") }.into()),
-    }
+    let text = bodies::read(&service, super::whole_body(body)?, read).await?;
+    Ok(Json(json!({"prompt": text})))
 }
 
 impl Service {
+    /// What is asked for, and the ids of its prompts.
+    fn read(&self, mut job: Job) -> Result<(Job, Vec<Vec<u32>>), ApiError> {
+        self.check_model(job.model.as_deref())?;
+        let prompts = std::mem::replace(&mut job.prompts, Prompts::Tokens(Vec::new()));
+        Ok((job, self.tokens(prompts, true)?))
+    }
+
+    /// The ids of every prompt.
+    fn tokens(&self, prompts: Prompts, add_special: bool) -> Result<Vec<Vec<u32>>, ApiError> {
+        let tokenizer = &self.tokenizer;
+        let ids: Result<_, TokenizerError> = match prompts {
+            Prompts::Texts(texts) => texts.iter().map(|text| tokenizer.encode_with(text, add_special)).collect(),
+            Prompts::Tokens(several) => Ok(several),
+            Prompts::Chat(messages, options) => tokenizer.encode_chat(&messages, &options).map(|ids| vec![ids]),
+        };
+        Ok(ids?)
+    }
+
     /// Hands one prompt to the engine.
     fn submit(&self, job: &Job, tokens: Vec<u32>) -> Result<Answer, ApiError> {
         let max_tokens = self.room_for(tokens.len(), job.max_tokens)?;

@@ -1,7 +1,7 @@
 //! The HTTP API: OpenAI's pages for those who ask, a few more for those who operate.
 //!
 //! ```text
-//!   POST /v1/completions        generate ── request (checked) ── answer (tokens to text) ── response (JSON, SSE)
+//!   POST /v1/completions        generate ── bodies ── request (checked) ── answer (tokens to text) ── response (JSON, SSE)
 //!   POST /v1/chat/completions
 //!   POST /tokenize /detokenize
 //!   GET  /v1/models[/ID]        operate
@@ -9,11 +9,12 @@
 //!   POST /sleep /wake_up
 //! ```
 //!
-//! Nothing here blocks: the engine answers through channels, and what may take long (sleep, long texts) runs on threads of its
+//! Nothing here blocks: the engine answers through channels, and what may take long (sleep, long bodies) runs on threads of its
 //! own. A client that goes away drops its `answer::Answer`, which cancels the request. Every refusal is an
 //! `error::ApiError` and the server goes on.
 
 mod answer;
+mod bodies;
 pub(crate) mod error;
 mod generate;
 mod metrics;
@@ -57,6 +58,7 @@ pub struct Service {
     name: String,
     created: u64,
     metrics: Arc<Metrics>,
+    places: bodies::Places,
     /// Makes ids that no other run has.
     run: u64,
     requests: AtomicU64,
@@ -78,6 +80,7 @@ impl Service {
             name: name.unwrap_or_else(|| model.name.clone()),
             created: unix_seconds(),
             metrics: Arc::new(Metrics::default()),
+            places: bodies::Places::default(),
             run: RandomState::new().hash_one(std::process::id()),
             requests: AtomicU64::new(0),
             engine,

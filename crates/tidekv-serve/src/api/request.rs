@@ -55,17 +55,6 @@ pub(super) enum Prompts {
     Chat(Vec<ChatMessage>, ChatOptions),
 }
 
-impl Prompts {
-    /// Bytes of text to be tokenised.
-    pub(super) fn text_bytes(&self) -> usize {
-        match self {
-            Self::Texts(texts) => texts.iter().map(String::len).sum(),
-            Self::Tokens(_) => 0,
-            Self::Chat(messages, _) => messages.iter().map(|message| message.content.len()).sum(),
-        }
-    }
-}
-
 /// `POST /v1/completions`.
 pub(super) fn completion(body: &[u8], tokenizer: &Tokenizer) -> Result<Job, ApiError> {
     let fields = object(body)?;
