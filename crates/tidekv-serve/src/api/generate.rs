@@ -173,12 +173,14 @@ struct Outgoing {
     index: usize,
     answer: Answer,
     logprobs: LogprobWriter,
+    /// Whose turn it is was said, where that has to be.
     is_open: bool,
 }
 
 /// What comes out of it.
 enum Part {
-    Choice(Choice),
+    /// A chunk; before the first of a chat one that says whose turn it is.
+    Choices(Vec<Choice>),
     Over(Usage),
     Failed(ApiError),
 }
@@ -200,7 +202,7 @@ fn events(
     let chunks = parts.map(Some).chain(stream::iter([None])).flat_map(move |part| {
         let chunk = |choice, usage| json_event(&envelope.chunk(choice, usage));
         let events = match part {
-            Some(Part::Choice(choice)) => vec![chunk(Some(choice), None)],
+            Some(Part::Choices(choices)) => choices.into_iter().map(|choice| chunk(Some(choice), None)).collect(),
             Some(Part::Over(usage)) => {
                 usages.push(usage);
                 Vec::new()
@@ -218,15 +220,14 @@ fn events(
 
 async fn next_part(service: Arc<Service>, kind: Kind, outgoing: Option<Outgoing>) -> Option<(Part, Option<Outgoing>)> {
     let mut outgoing = outgoing?;
-    if !outgoing.is_open {
-        outgoing.is_open = true;
-        return Some((Part::Choice(Choice::opening(outgoing.index)), Some(outgoing)));
-    }
     match outgoing.answer.next().await {
         Some(Ok(mut piece)) => {
+            // Whoever measures the time to the first token takes the first chunk for it, so nothing is said before there is one.
+            let opening = (!outgoing.is_open).then(|| Choice::opening(outgoing.index));
+            outgoing.is_open = true;
             let logprobs = outgoing.logprobs.of(&mut piece, &service.tokenizer);
             let choice = Choice::part(kind, outgoing.index, piece.text, logprobs, piece.finish);
-            Some((Part::Choice(choice), Some(outgoing)))
+            Some((Part::Choices(opening.into_iter().chain([choice]).collect()), Some(outgoing)))
         }
         Some(Err(error)) => Some((Part::Failed(error.into()), None)),
         None => Some((Part::Over(outgoing.answer.usage()), None)),

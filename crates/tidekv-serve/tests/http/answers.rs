@@ -1,6 +1,8 @@
 //! Completions and chats, whole and streamed: the same text, OpenAI's shapes.
 
+use futures_util::FutureExt;
 use serde_json::{Value, json};
+use tidekv_serve::handle::GenerateError;
 
 use crate::client::{Events, block_on, post};
 use crate::echo::CACHED_TOKENS;
@@ -68,6 +70,30 @@ fn a_chat_whole_and_streamed() {
         assert_eq!(streamed_chat(&events), said);
         let last = &events.last().unwrap()["choices"][0];
         assert_eq!((&last["delta"], &last["finish_reason"]), (&json!({}), &json!("stop")));
+    });
+}
+
+/// The first chunk is what clients measure the time to the first token by.
+#[test]
+fn a_chat_says_nothing_before_its_first_token() {
+    let server = Running::start();
+    server.engine.hold_at(Some(0));
+    block_on(async {
+        let request = json!({"messages": [{"role": "user", "content": "Hi"}], "stream": true});
+        let mut events = Events::open(server.address, CHAT, &request).await;
+        server.engine.wait_until("it was accepted", |_, active| active == 1);
+        assert_eq!(events.next().now_or_never(), None);
+        server.engine.hold_at(Some(1));
+        let first: Value = serde_json::from_str(&events.next().await.unwrap()).unwrap();
+        assert_eq!(first["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
+        let second: Value = serde_json::from_str(&events.next().await.unwrap()).unwrap();
+        assert_eq!(second["choices"][0]["delta"], json!({"content": "u"}));
+        server.engine.hold_at(None);
+        events.rest().await;
+
+        *server.engine.fail_at.lock().unwrap() = Some((0, GenerateError::Asleep));
+        let failed = Events::open(server.address, CHAT, &request).await.rest().await;
+        assert_eq!((failed.len(), &failed[0]["error"]["code"]), (1, &json!("model_asleep")));
     });
 }
 
