@@ -13,6 +13,7 @@
 //! them all places. The number of places is also below the number of files that the process may open, so that the pool
 //! and the model's files always find one.
 
+use std::error::Error;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
@@ -63,6 +64,20 @@ impl Default for ConnectionLimits {
 #[error("it did not arrive within {} s", patience.as_secs_f32())]
 pub(crate) struct SlowBody {
     patience: Duration,
+}
+
+impl SlowBody {
+    /// Whether it is why a body did not arrive.
+    pub(crate) fn is_behind(error: &(dyn Error + 'static)) -> bool {
+        let mut cause = Some(error);
+        while let Some(error) = cause {
+            if error.is::<Self>() {
+                return true;
+            }
+            cause = error.source();
+        }
+        false
+    }
 }
 
 /// Serves until `stop`, then lets answers end. Dropping it drops what is left.

@@ -170,24 +170,12 @@ fn whole_body(body: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
             let message = format!("the request is larger than {} MiB: send less at once", MAX_BODY_BYTES >> 20);
             ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
         }
-        _ if is_slow(&error) => {
+        _ if SlowBody::is_behind(&error) => {
             let message = "the request's body took too long: send it faster, or less at once";
             ApiError::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
         }
         _ => ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", format!("the body did not arrive whole: {error}")),
     })
-}
-
-/// Whether a body failed because its client was too slow.
-fn is_slow(error: &BytesRejection) -> bool {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = cause {
-        if error.is::<SlowBody>() {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
 }
 
 pub(crate) fn unix_seconds() -> u64 {

@@ -28,7 +28,7 @@ pub(crate) enum Refusal {
     MissingModel { known: String },
     #[error("there is no model {asked:?} here: ask for one of {known}, or for \"default\"")]
     UnknownModel { asked: String, known: String },
-    #[error("the body of the request did not arrive in time (request_timeout_seconds)")]
+    #[error("the body of the request did not arrive in time: send it faster, or less at once")]
     SlowBody,
     #[error("the request is larger than {max_mib} MiB: send less at once")]
     TooLarge { max_mib: usize },

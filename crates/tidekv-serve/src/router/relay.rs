@@ -5,7 +5,7 @@
 //!          <── status, headers, pieces as they come ──┘      dropped by the client: dropped here, cancelled there
 //! ```
 //!
-//! Nothing of an answer is held back or looked into; only its times are taken. An answer that breaks off in its middle cannot get
+//! Nothing of an answer is held back or looked into; only the times of streams are taken. An answer that breaks off in its middle cannot get
 //! another status any more: a stream of events ends with an event that says so, any other answer is cut off.
 
 use std::fmt;
@@ -28,6 +28,7 @@ use tokio::time::Sleep;
 use super::Gateway;
 use super::error::Refusal;
 use super::model::Pass;
+use crate::connections::SlowBody;
 
 /// A request may be so large: pictures in it are large too.
 pub(crate) const MAX_BODY_BYTES: usize = 64 << 20;
@@ -117,6 +118,7 @@ async fn whole(body: Body) -> Result<Bytes, Refusal> {
     match Limited::new(body, MAX_BODY_BYTES).collect().await {
         Ok(body) => Ok(body.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => Err(Refusal::TooLarge { max_mib: MAX_BODY_BYTES >> 20 }),
+        Err(error) if SlowBody::is_behind(error.as_ref()) => Err(Refusal::SlowBody),
         Err(error) => Err(Refusal::InvalidJson { reason: error.to_string() }),
     }
 }
@@ -157,6 +159,7 @@ fn returned(answer: Response<Incoming>, pass: Pass, stream_timeout: Duration) ->
         pass,
         is_good: head.status < StatusCode::BAD_REQUEST,
         is_stream,
+        is_mid_event: false,
         latest: None,
         stream_timeout,
         silence: Box::pin(tokio::time::sleep(stream_timeout)),
@@ -171,6 +174,8 @@ struct Pieces {
     pass: Pass,
     is_good: bool,
     is_stream: bool,
+    /// The latest piece ends in the middle of an event.
+    is_mid_event: bool,
     latest: Option<Instant>,
     stream_timeout: Duration,
     silence: Pin<Box<Sleep>>,
@@ -180,6 +185,11 @@ impl fmt::Debug for Pieces {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pieces").field("pass", &self.pass).finish_non_exhaustive()
     }
+}
+
+/// Whether a piece of a stream has more in it than comments, which engines send while they have nothing to say.
+fn says_something(piece: &[u8]) -> bool {
+    piece.split(|&byte| byte == b'\n').any(|line| !matches!(line.first(), None | Some(b':' | b'\r')))
 }
 
 /// Why an answer that had begun was cut off.
@@ -209,7 +219,9 @@ impl Pieces {
             return Some(Err(why));
         }
         let error = Refusal::EngineGone { model: self.pass.model().spec().name.clone(), reason: why.to_string() };
-        let text = format!("data: {}\n\ndata: [DONE]\n\n", error.to_api().body());
+        // What was under way is half a line, and this must not become the rest of it.
+        let end = if self.is_mid_event { "\n\n" } else { "" };
+        let text = format!("{end}data: {}\n\ndata: [DONE]\n\n", error.to_api().body());
         Some(Ok(Frame::data(text.into())))
     }
 }
@@ -225,8 +237,11 @@ impl http_body::Body for Pieces {
             Poll::Ready(Some(Ok(frame))) => {
                 let next = tokio::time::Instant::now() + this.stream_timeout;
                 this.silence.as_mut().reset(next);
-                if this.is_good && frame.is_data() {
-                    this.time();
+                if let Some(piece) = frame.data_ref().filter(|piece| !piece.is_empty()) {
+                    this.is_mid_event = !piece.ends_with(b"\n\n") && !piece.ends_with(b"\r\n\r\n");
+                    if this.is_good && this.is_stream && says_something(piece) {
+                        this.time();
+                    }
                 }
                 if this.is_good && this.inner.as_ref().is_some_and(http_body::Body::is_end_stream) {
                     this.pass.ended_well();
@@ -276,6 +291,16 @@ mod tests {
             "{ \"a\": 1e400, \"model\" : \"Qwen/Qwen3\" , \"b\": 12345678901234567890123 }"
         );
         assert_eq!(rename("{\"model\":\"m\\u00e9\"}", "a\"b"), "{\"model\":\"a\\\"b\"}");
+    }
+
+    #[test]
+    fn comments_say_nothing() {
+        for silent in [": keep-alive\n\n", ":\n\n", "\r\n", ":\r\n:\r\n\r\n"] {
+            assert!(!says_something(silent.as_bytes()), "{silent:?}");
+        }
+        for piece in ["data: x\n\n", ": keep-alive\n\ndata: x\n\n", "event: x\r\n", "x"] {
+            assert!(says_something(piece.as_bytes()), "{piece:?}");
+        }
     }
 
     #[test]

@@ -40,6 +40,22 @@ fn a_stream_whose_engine_dies_ends_with_a_word() {
     assert_eq!(router.get("/traffic/stats/m")["model_stats"]["failed_requests"], 1);
 }
 
+/// The half of an event that came first must not swallow what is said of the end.
+#[test]
+fn what_is_said_of_an_engine_that_dies_in_an_event_is_an_event_of_its_own() {
+    for (half, whole) in [("data: {\"choices\": [{\"te", false), ("data: 1\n\n", true)] {
+        let script = Arc::new(Script::default());
+        let router = Running::one(settings(), &script);
+        let pieces = script.next_stream();
+        let mut socket = router.open_complete(&json!({"model": "m", "stream": true}));
+        pieces.send(Some(half.into())).unwrap();
+        let mut seen = read_until(&mut socket, half);
+        pieces.send(None).unwrap();
+        seen += &read_until(&mut socket, "data: [DONE]");
+        assert_eq!(seen.contains("\r\n\n\ndata: {\"error\""), !whole, "{seen}");
+    }
+}
+
 #[test]
 fn whoever_waits_for_an_instance_that_dies_is_told_at_once() {
     let script = Arc::new(Script { is_gated: true, ..Script::default() });

@@ -1,13 +1,16 @@
 //! Queues, deadlines, and many at once.
 
+use std::io::Write;
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
+use tidekv_serve::connections::ConnectionLimits;
 use tidekv_serve::router::{ModelSpec, Settings};
 
 use crate::engine::Script;
-use crate::running::{Answer, Running, read_until, settings, spec};
+use crate::running::{Answer, PATIENCE, Running, read_until, settings, spec};
 
 #[test]
 fn a_full_queue_says_when_to_come_back() {
@@ -51,6 +54,17 @@ fn a_stream_that_falls_silent_ends_with_a_word() {
     pieces.send(Some("data: 1\n\n".into())).unwrap();
     let seen = read_until(&mut socket, "data: [DONE]");
     assert!(seen.contains("silent for too long") && seen.contains("engine_gone"), "{seen}");
+}
+
+#[test]
+fn half_a_body_is_told_that_it_is_late() {
+    let limits = ConnectionLimits { body: Duration::from_millis(100), ..ConnectionLimits::default() };
+    let router = Running::with_limits(settings(), vec![(spec("m"), Arc::default())], limits);
+    let mut slow = TcpStream::connect(router.address).unwrap();
+    slow.set_read_timeout(Some(PATIENCE)).unwrap();
+    slow.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 9\r\n\r\n{")
+        .unwrap();
+    assert_eq!(Answer::read(slow).code(), (408, "request_timeout".to_owned()));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::engine::Script;
 use crate::running::{Answer, Running, read_until, settings, spec, with_key};
@@ -63,6 +63,26 @@ fn pieces_arrive_before_the_next_ones_are_made() {
     let status = router.wait_for("m", "its end", |status| status["in_flight"] == 0);
     assert!(status["ttft_ms"]["p50"].is_number() && status["itl_ms"]["p99"].is_number(), "{status}");
     assert_eq!(router.get("/traffic/stats/m")["model_stats"]["successful_requests"], 1);
+}
+
+/// Neither a comment that keeps a connection open nor an answer that comes whole is a token.
+#[test]
+fn only_events_of_streams_are_tokens() {
+    let script = Arc::new(Script::default());
+    let router = Running::one(settings(), &script);
+    assert_eq!(router.complete(&json!({"model": "m"})).status, 200);
+    let pieces = script.next_stream();
+    let mut socket = router.open_complete(&json!({"model": "m", "stream": true}));
+    for _ in 0..2 {
+        pieces.send(Some(": keep-alive\n\n".into())).unwrap();
+        read_until(&mut socket, "keep-alive");
+    }
+    let status = router.status("m");
+    assert_eq!((&status["ttft_ms"]["p50"], &status["itl_ms"]["p50"]), (&Value::Null, &Value::Null), "{status}");
+    pieces.send(Some("data: 1\n\n".into())).unwrap();
+    read_until(&mut socket, "data: 1");
+    let status = router.status("m");
+    assert!(status["ttft_ms"]["p50"].is_number() && status["itl_ms"]["p50"].is_null(), "{status}");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tidekv_core::units::Bytes;
+use tidekv_serve::connections::ConnectionLimits;
 use tidekv_serve::router::{
     self, Desk, DeskError, DeskView, DeviceSight, Door, EngineKind, Gateway, Instance, Key, Life, Model, ModelSpec,
     PoolSight, Settings, ShareTerms, SleepSettings, StopRouter,
@@ -122,6 +123,15 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn start(settings: Settings, models: Vec<(ModelSpec, Arc<Script>)>) -> Self {
+        Self::with_limits(settings, models, ConnectionLimits::default())
+    }
+
+    /// Clients may take so much and no more.
+    pub(crate) fn with_limits(
+        settings: Settings,
+        models: Vec<(ModelSpec, Arc<Script>)>,
+        limits: ConnectionLimits,
+    ) -> Self {
         let engines = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let desk = Arc::new(FakeDesk::default());
         let mut known = Vec::new();
@@ -131,7 +141,7 @@ impl Running {
             model.set_instance(ready(address, number));
             known.push(model);
         }
-        let server = Server::bind("127.0.0.1", 0).unwrap();
+        let server = Server::bind("127.0.0.1", 0).unwrap().with_limits(limits);
         let address = server.address();
         let gateway = Arc::new(Gateway::new(settings, known.clone(), Arc::clone(&desk) as Arc<dyn Desk>));
         let stop = StopRouter::new();
