@@ -5,7 +5,8 @@
 //!          <── status, headers, pieces as they come ──┘      dropped by the client: dropped here, cancelled there
 //! ```
 //!
-//! Nothing of an answer is held back or looked into; only the times of streams are taken. An answer that breaks off in its middle cannot get
+//! Nothing of an answer is held back; the times of streams are taken. One answer is looked into: a 503, which may say that the engine
+//! sleeps although nobody here knew. Then the model is woken and asked once more: it had not begun. An answer that breaks off in its middle cannot get
 //! another status any more: a stream of events ends with an event that says so, any other answer is cut off.
 
 use std::fmt;
@@ -32,6 +33,9 @@ use crate::connections::SlowBody;
 
 /// A request may be so large: pictures in it are large too.
 pub(crate) const MAX_BODY_BYTES: usize = 64 << 20;
+
+/// A refusal that says that the engine sleeps is shorter.
+const LOOKED_AT_BYTES: u64 = 4 << 10;
 
 /// What concerns one connection and is not passed on.
 const HOP_BY_HOP: [HeaderName; 8] = [
@@ -94,8 +98,8 @@ async fn pass_on(
         _ => body.clone(),
     };
 
-    let pass =
-        model.enter(&gateway.settings.sleep, deadline, |errand| gateway.wake_in_background(&model, errand)).await?;
+    let (sleep, wake) = (&gateway.settings.sleep, |errand| gateway.wake_in_background(&model, errand));
+    let mut pass = model.enter(sleep, deadline, wake).await?;
     strip(&mut headers);
     headers.remove(header::HOST);
     headers.remove(header::CONTENT_LENGTH);
@@ -103,15 +107,38 @@ async fn pass_on(
     headers.remove(header::EXPECT);
     gateway.door.hide_key(&mut headers);
     let path = uri.path_and_query().map_or(uri.path(), |path| path.as_str());
-    let answer = gateway.upstream.send(method, &pass.address, path, &headers, &body);
-    let answer = match tokio::time::timeout_at(deadline.into(), answer).await {
-        Ok(Ok(answer)) => answer,
-        Ok(Err(error)) => {
-            return Err(Refusal::EngineGone { model: model.spec().name.clone(), reason: error.to_string() });
+    let gone = |reason| Refusal::EngineGone { model: model.spec().name.clone(), reason };
+    let late = |_| Refusal::Deadline { model: model.spec().name.clone(), what: "the engine's answer" };
+    // Once more for an engine that slept; one that sleeps again says so itself.
+    for may_sleep in [true, false] {
+        let answer = gateway.upstream.send(method, &pass.address, path, &headers, &body);
+        let answer = tokio::time::timeout_at(deadline.into(), answer).await.map_err(late)?;
+        let answer = answer.map_err(|error| gone(error.to_string()))?;
+        if !(may_sleep && may_say_asleep(&answer)) {
+            return Ok(returned(answer, pass, gateway.settings.stream_timeout));
         }
-        Err(_) => return Err(Refusal::Deadline { model: model.spec().name.clone(), what: "the engine's answer" }),
-    };
-    Ok(returned(answer, pass, gateway.settings.stream_timeout))
+        let (mut head, said) = answer.into_parts();
+        let said = tokio::time::timeout_at(deadline.into(), said.collect()).await.map_err(late)?;
+        let said = said.map_err(|error| gone(error.to_string()))?.to_bytes();
+        if !says_asleep(&said) {
+            head.version = Version::HTTP_11;
+            strip(&mut head.headers);
+            return Ok(Response::from_parts(head, Body::from(said)));
+        }
+        pass.wake_again(sleep, deadline, wake).await?;
+    }
+    unreachable!("the second answer is passed on whatever it is")
+}
+
+/// Whether an answer is worth looking into: a refusal of an engine that is short.
+fn may_say_asleep(answer: &Response<Incoming>) -> bool {
+    let most = http_body::Body::size_hint(answer.body()).upper();
+    answer.status() == StatusCode::SERVICE_UNAVAILABLE && most.is_some_and(|most| most <= LOOKED_AT_BYTES)
+}
+
+fn says_asleep(body: &[u8]) -> bool {
+    let body: Option<serde_json::Value> = serde_json::from_slice(body).ok();
+    body.is_some_and(|body| body.pointer("/error/code").is_some_and(|code| code == "model_asleep"))
 }
 
 async fn whole(body: Body) -> Result<Bytes, Refusal> {

@@ -5,14 +5,19 @@
 //! | Awake         | idle long enough, or told to        | FallingAsleep |
 //! | FallingAsleep | the engine has given memory back    | Asleep        |
 //! | FallingAsleep | the engine refused                  | Awake         |
+//! | Awake         | the engine says that it sleeps      | Asleep        |
 //! | Asleep        | a request came, or told to          | Waking        |
+//! | Awake         | told to wake up all the same        | Waking        |
 //! | Waking        | the engine has its memory again     | Awake         |
-//! | Waking        | the engine refused                  | Asleep        |
+//! | Waking        | the engine refused                  | as before     |
 //! | any           | its process is gone                 | Awake         |
 //!
 //! A model falls asleep only while nobody is present: a request counts from its arrival to the last byte of its answer. Idle
 //! time counts from the end of the last request, and for a model that was never used from the moment it could be. One that slept less
 //! than the shortest sleep wakes up later, and whoever asks waits.
+//!
+//! An engine may sleep without anybody here knowing: somebody else told it to, or it slept before the router came. So what is known is
+//! never a reason not to wake it.
 
 use std::time::{Duration, Instant};
 
@@ -52,8 +57,13 @@ impl Default for SleepSettings {
 pub(crate) enum Rest {
     Awake,
     FallingAsleep,
-    Asleep { since: Instant },
-    Waking { asleep_since: Instant },
+    Asleep {
+        since: Instant,
+    },
+    /// None where it was told to although it was awake as far as anybody knew.
+    Waking {
+        asleep_since: Option<Instant>,
+    },
 }
 
 /// What happens to it.
@@ -62,6 +72,7 @@ pub(crate) enum RestEvent {
     ToSleep,
     Slept { at: Instant },
     SleepRefused,
+    FoundAsleep { since: Instant },
     ToWake,
     Woke,
     WakeRefused,
@@ -76,9 +87,12 @@ impl Rest {
             (Self::Awake, RestEvent::ToSleep) => Self::FallingAsleep,
             (Self::FallingAsleep, RestEvent::Slept { at }) => Self::Asleep { since: at },
             (Self::FallingAsleep, RestEvent::SleepRefused) => Self::Awake,
-            (Self::Asleep { since }, RestEvent::ToWake) => Self::Waking { asleep_since: since },
+            (Self::Awake, RestEvent::FoundAsleep { since }) => Self::Asleep { since },
+            (Self::Asleep { since }, RestEvent::ToWake) => Self::Waking { asleep_since: Some(since) },
+            (Self::Awake, RestEvent::ToWake) => Self::Waking { asleep_since: None },
             (Self::Waking { .. }, RestEvent::Woke) => Self::Awake,
-            (Self::Waking { asleep_since }, RestEvent::WakeRefused) => Self::Asleep { since: asleep_since },
+            (Self::Waking { asleep_since: Some(since) }, RestEvent::WakeRefused) => Self::Asleep { since },
+            (Self::Waking { asleep_since: None }, RestEvent::WakeRefused) => Self::Awake,
             _ => return None,
         })
     }
@@ -142,6 +156,7 @@ mod tests {
             Just(RestEvent::ToSleep),
             Just(RestEvent::Slept { at }),
             Just(RestEvent::SleepRefused),
+            Just(RestEvent::FoundAsleep { since: at }),
             Just(RestEvent::ToWake),
             Just(RestEvent::Woke),
             Just(RestEvent::WakeRefused),
@@ -150,30 +165,30 @@ mod tests {
     }
 
     proptest! {
-        /// Against two flags: whether the engine has its memory, and whether it is being asked to change that.
+        /// Against a flag, whether the engine has its memory as far as anybody knows, and what it is being asked, if anything.
         #[test]
         fn the_machine_agrees_with_two_flags(events in prop::collection::vec(events(), 0..200)) {
-            let (mut rest, mut has_memory, mut is_changing) = (Rest::Awake, true, false);
+            let (mut rest, mut has_memory, mut asked) = (Rest::Awake, true, None);
             for event in events {
                 let next = rest.next(event);
                 let legal = match event {
-                    RestEvent::ProcessGone => { (has_memory, is_changing) = (true, false); true }
-                    RestEvent::ToSleep => has_memory && !is_changing,
-                    RestEvent::ToWake => !has_memory && !is_changing,
-                    RestEvent::Slept { .. } | RestEvent::SleepRefused => has_memory && is_changing,
-                    RestEvent::Woke | RestEvent::WakeRefused => !has_memory && is_changing,
+                    RestEvent::ProcessGone => true,
+                    RestEvent::ToSleep | RestEvent::FoundAsleep { .. } => has_memory && asked.is_none(),
+                    RestEvent::ToWake => asked.is_none(),
+                    RestEvent::Slept { .. } | RestEvent::SleepRefused => asked == Some("sleep"),
+                    RestEvent::Woke | RestEvent::WakeRefused => asked == Some("wake"),
                 };
                 prop_assert_eq!(next.is_some(), legal, "{:?} in {:?}", event, rest);
                 let Some(next) = next else { continue };
                 match event {
-                    RestEvent::ToSleep | RestEvent::ToWake => is_changing = true,
-                    RestEvent::Slept { .. } => (has_memory, is_changing) = (false, false),
-                    RestEvent::Woke => (has_memory, is_changing) = (true, false),
-                    RestEvent::SleepRefused | RestEvent::WakeRefused => is_changing = false,
-                    RestEvent::ProcessGone => {}
+                    RestEvent::ToSleep => asked = Some("sleep"),
+                    RestEvent::ToWake => asked = Some("wake"),
+                    RestEvent::Slept { .. } | RestEvent::FoundAsleep { .. } => (has_memory, asked) = (false, None),
+                    RestEvent::Woke | RestEvent::ProcessGone => (has_memory, asked) = (true, None),
+                    RestEvent::SleepRefused | RestEvent::WakeRefused => asked = None,
                 }
                 rest = next;
-                prop_assert_eq!(rest.asleep_since().is_some(), !has_memory && !is_changing);
+                prop_assert_eq!(rest.asleep_since().is_some(), !has_memory && asked.is_none());
             }
         }
     }

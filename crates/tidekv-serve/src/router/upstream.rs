@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::{HeaderMap, Method, Request, Response, StatusCode, Uri, header};
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Collected, Full, Limited};
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -81,7 +81,7 @@ impl Upstream {
         }
     }
 
-    /// A call of the router's own: whether the engine carried it out, or why not in its words.
+    /// A call of the router's own: what the engine answered, or why it did not carry it out in its words.
     async fn call(
         &self,
         method: Method,
@@ -89,7 +89,7 @@ impl Upstream {
         path: &str,
         body: &Value,
         timeout: Duration,
-    ) -> Result<(), String> {
+    ) -> Result<Bytes, String> {
         let mut headers = HeaderMap::new();
         headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
         let body = if body.is_null() { Bytes::new() } else { Bytes::from(body.to_string()) };
@@ -98,11 +98,8 @@ impl Upstream {
                 self.send(&method, address, path, &headers, &body).await.map_err(|error| error.to_string())?;
             let status = response.status();
             let body = Limited::new(response.into_body(), OWN_ANSWER_BYTES).collect().await;
-            if status.is_success() {
-                return Ok(());
-            }
-            let text = body.map(|body| String::from_utf8_lossy(&body.to_bytes()).into_owned()).unwrap_or_default();
-            Err(said(status, path, &text))
+            let body = body.map(Collected::to_bytes).unwrap_or_default();
+            if status.is_success() { Ok(body) } else { Err(said(status, path, &String::from_utf8_lossy(&body))) }
         };
         match tokio::time::timeout(timeout, answer).await {
             Ok(answer) => answer,
@@ -112,7 +109,14 @@ impl Upstream {
 
     /// Whether the engine says that it is well.
     pub(crate) async fn health(&self, address: &str) -> Result<(), String> {
-        self.call(Method::GET, address, "/health", &Value::Null, HEALTH_TIMEOUT).await
+        self.call(Method::GET, address, "/health", &Value::Null, HEALTH_TIMEOUT).await.map(drop)
+    }
+
+    /// Whether the engine says that it sleeps; none where it does not say.
+    pub(crate) async fn is_sleeping(&self, engine: EngineKind, address: &str) -> Option<bool> {
+        let (EngineKind::Kvserve | EngineKind::Vllm) = engine else { return None };
+        let body = self.call(Method::GET, address, "/is_sleeping", &Value::Null, HEALTH_TIMEOUT).await.ok()?;
+        serde_json::from_slice::<Value>(&body).ok()?["is_sleeping"].as_bool()
     }
 
     /// Has the engine give its memory back.
@@ -121,10 +125,12 @@ impl Upstream {
             EngineKind::Kvserve | EngineKind::Vllm => {
                 // The level in the query is vLLM's way, in the body kvcached's: an engine reads the one it knows.
                 let path = format!("/sleep?level={level}");
-                self.call(Method::POST, address, &path, &json!({"level": level.to_string()}), REST_TIMEOUT).await
+                self.call(Method::POST, address, &path, &json!({"level": level.to_string()}), REST_TIMEOUT)
+                    .await
+                    .map(drop)
             }
             EngineKind::Sglang => {
-                self.call(Method::POST, address, "/release_memory_occupation", &json!({}), REST_TIMEOUT).await
+                self.call(Method::POST, address, "/release_memory_occupation", &json!({}), REST_TIMEOUT).await.map(drop)
             }
             EngineKind::Command => Err("the router knows no page of it that makes it sleep".to_owned()),
         }
@@ -134,13 +140,13 @@ impl Upstream {
     pub(crate) async fn wake(&self, engine: EngineKind, address: &str, model: &str) -> Result<(), String> {
         match engine {
             EngineKind::Kvserve | EngineKind::Vllm => {
-                self.call(Method::POST, address, "/wake_up", &Value::Null, REST_TIMEOUT).await
+                self.call(Method::POST, address, "/wake_up", &Value::Null, REST_TIMEOUT).await.map(drop)
             }
             EngineKind::Sglang => {
                 self.call(Method::POST, address, "/resume_memory_occupation", &json!({}), REST_TIMEOUT).await?;
                 // SGLang's weights are not what they were: it reads them again.
                 let weights = json!({"model_path": model});
-                self.call(Method::POST, address, "/update_weights_from_disk", &weights, REST_TIMEOUT).await
+                self.call(Method::POST, address, "/update_weights_from_disk", &weights, REST_TIMEOUT).await.map(drop)
             }
             EngineKind::Command => Err("the router knows no page of it that wakes it up".to_owned()),
         }

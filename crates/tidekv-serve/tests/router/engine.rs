@@ -1,7 +1,7 @@
 //! An engine that does what a test tells it, and remembers what was asked of it.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -33,6 +33,10 @@ pub(crate) struct Script {
     /// Wake-ups wait for one of these each, where `is_wake_gated`.
     pub(crate) wake_gate: Semaphore,
     pub(crate) is_wake_gated: bool,
+    /// It gave its memory up: it refuses requests.
+    pub(crate) is_asleep: AtomicBool,
+    /// Sleeps whose answer is an error although it sleeps.
+    pub(crate) lost_sleeps: AtomicUsize,
     /// Wake-ups that fail before one succeeds.
     pub(crate) failing_wakes: AtomicUsize,
     /// Requests with `"stream": true` get what the test sends here.
@@ -50,6 +54,8 @@ impl Default for Script {
             is_gated: false,
             wake_gate: Semaphore::new(0),
             is_wake_gated: false,
+            is_asleep: AtomicBool::new(false),
+            lost_sleeps: AtomicUsize::new(0),
             failing_wakes: AtomicUsize::new(0),
             pieces: Mutex::default(),
             cancelled: AtomicUsize::new(0),
@@ -112,26 +118,42 @@ async fn answer(
     let asked = Asked { at: Instant::now(), path: uri.path().to_owned(), body: body.clone(), headers };
     script.asked.lock().unwrap().push(asked);
     match (method.as_str(), uri.path()) {
-        ("GET", "/health") | ("POST", "/sleep") => StatusCode::OK.into_response(),
+        ("GET", "/health") => StatusCode::OK.into_response(),
+        ("GET", "/is_sleeping") => {
+            axum::Json(json!({"is_sleeping": script.is_asleep.load(Ordering::SeqCst)})).into_response()
+        }
+        ("POST", "/sleep") => sleep(&script),
         ("POST", "/wake_up") => wake_up(&script).await,
         ("POST", _) => generate(script, body).await,
         _ => StatusCode::NOT_FOUND.into_response(),
     }
 }
 
+fn sleep(script: &Script) -> Response {
+    script.is_asleep.store(true, Ordering::SeqCst);
+    if take(&script.lost_sleeps) { StatusCode::GATEWAY_TIMEOUT.into_response() } else { StatusCode::OK.into_response() }
+}
+
+/// One of so many, if any are left.
+fn take(left: &AtomicUsize) -> bool {
+    left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
+}
+
 async fn wake_up(script: &Script) -> Response {
     if script.is_wake_gated {
         script.wake_gate.acquire().await.unwrap().forget();
     }
-    let failing = &script.failing_wakes;
-    let fails = failing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
-    if fails {
+    if take(&script.failing_wakes) {
         return (StatusCode::SERVICE_UNAVAILABLE, "{\"error\": {\"message\": \"no memory\"}}").into_response();
     }
+    script.is_asleep.store(false, Ordering::SeqCst);
     StatusCode::OK.into_response()
 }
 
 async fn generate(script: Arc<Script>, body: Value) -> Response {
+    if script.is_asleep.load(Ordering::SeqCst) {
+        return (StatusCode::SERVICE_UNAVAILABLE, "{\"error\": {\"code\": \"model_asleep\"}}").into_response();
+    }
     let cancel = Cancel { script: Arc::clone(&script), is_over: false };
     if body["stream"] == true {
         let pieces = script.pieces.lock().unwrap().take().expect("the test made a stream");

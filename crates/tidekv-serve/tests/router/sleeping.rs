@@ -107,6 +107,61 @@ fn without_waking_on_request_a_sleeper_is_refused() {
     assert_eq!(router.complete(&json!({"model": "m"})).status, 200);
 }
 
+/// It slept before the router came, or somebody else told it to.
+#[test]
+fn an_engine_that_sleeps_unknown_to_the_router_is_woken_once_for_fifty_requests() {
+    let script = Arc::new(Script { is_asleep: true.into(), is_wake_gated: true, ..Script::default() });
+    // The shortest sleep is one that the router saw begin.
+    let sleep = SleepSettings { min_sleep: Duration::from_secs(3600), ..SleepSettings::default() };
+    let router = Running::one(Settings { sleep, ..settings() }, &script);
+    assert_eq!(router.status("m")["state"], "ready");
+    let sockets: Vec<_> = (0..50).map(|_| router.open_complete(&json!({"model": "m"}))).collect();
+    router.wait_for("m", "all of them", |status| status["in_flight"] == 50 && status["state"] == "waking");
+    script.wake_gate.add_permits(50);
+    for socket in sockets {
+        let answer = Answer::read(socket);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+    }
+    assert_eq!(script.asked_of("/wake_up").len(), 1);
+}
+
+#[test]
+fn an_engine_that_is_found_asleep_stays_so_where_requests_wake_nobody() {
+    let script = Arc::new(Script { is_asleep: true.into(), ..Script::default() });
+    let sleep = SleepSettings { wakes_on_request: false, ..SleepSettings::default() };
+    let router = Running::one(Settings { sleep, ..settings() }, &script);
+    let refused = router.complete(&json!({"model": "m"}));
+    assert_eq!(refused.code(), (503, "model_asleep".to_owned()));
+    assert!(refused.body.contains("wakeup_on_request is off"), "{}", refused.body);
+    assert!(is_sleeping(&router.status("m")) && script.asked_of("/wake_up").is_empty());
+}
+
+#[test]
+fn somebody_can_always_wake_a_model() {
+    let script = Arc::new(Script { is_asleep: true.into(), ..Script::default() });
+    let router = Running::one(settings(), &script);
+    for round in 1..=2 {
+        let answer = router.send("POST", "/action/wakeup/m", &[], "");
+        assert_eq!((answer.status, &answer.json()["message"]), (200, &json!("m is awake")), "{}", answer.body);
+        assert_eq!((script.asked_of("/wake_up").len(), &router.status("m")["state"]), (round, &json!("ready")));
+    }
+    assert!(!script.is_asleep.load(Ordering::SeqCst));
+    // One that the engine refuses changes nothing.
+    script.failing_wakes.store(1, Ordering::SeqCst);
+    assert_eq!(router.send("POST", "/action/wakeup/m", &[], "").status, 400);
+    assert_eq!(router.complete(&json!({"model": "m"})).status, 200);
+}
+
+#[test]
+fn a_sleep_whose_answer_is_lost_is_a_sleep() {
+    let script = Arc::new(Script { lost_sleeps: 1.into(), ..Script::default() });
+    let router = Running::one(settings(), &script);
+    put_to_sleep(&router, "m");
+    assert!(is_sleeping(&router.status("m")));
+    assert_eq!(router.complete(&json!({"model": "m"})).status, 200);
+    assert_eq!((script.asked_of("/wake_up").len(), script.asked_of("/v1/completions").len()), (1, 1));
+}
+
 #[test]
 fn orders_that_cannot_be_carried_out_say_why() {
     let script = Arc::new(Script { is_gated: true, ..Script::default() });
@@ -118,9 +173,9 @@ fn orders_that_cannot_be_carried_out_say_why() {
         assert_eq!(body["success"], false, "{body}");
         (answer.status, body["message"].as_str().unwrap().to_owned())
     };
-    assert_eq!(order("/action/wakeup/m"), (400, "m: it is awake already".to_owned()));
     assert_eq!(order("/action/sleep/nobody").0, 404);
     assert!(order("/action/sleep/own").1.contains("command of yours"));
+    assert!(order("/action/wakeup/own").1.contains("command of yours"));
     let running = router.open_complete(&json!({"model": "m"}));
     router.wait_for("m", "one", |status| status["in_flight"] == 1);
     assert_eq!(

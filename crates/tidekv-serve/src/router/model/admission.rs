@@ -22,8 +22,8 @@ impl Model {
     ) -> Result<Pass, Refusal> {
         let presence = self.arrive()?;
         let permit = self.permit(deadline).await?;
-        let address = self.awake(sleep, deadline, wake).await?;
-        Ok(Pass { presence, _permit: permit, address })
+        let (address, spell) = self.awake(sleep, deadline, wake).await?;
+        Ok(Pass { presence, _permit: permit, address, spell })
     }
 
     /// From here on the model cannot fall asleep.
@@ -62,8 +62,13 @@ impl Model {
         }
     }
 
-    /// The address of an instance that is awake.
-    async fn awake(&self, sleep: &SleepSettings, deadline: Instant, wake: impl Fn(Errand)) -> Result<String, Refusal> {
+    /// The address of an instance that is awake, and in which spell that was.
+    async fn awake(
+        &self,
+        sleep: &SleepSettings,
+        deadline: Instant,
+        wake: impl Fn(Errand),
+    ) -> Result<(String, u64), Refusal> {
         let mut changes = self.changed.subscribe();
         let mut waited_for = None;
         loop {
@@ -79,9 +84,9 @@ impl Model {
                     return Err(Refusal::WakeFailed { model: self.spec.name.clone(), reason: reason.clone() });
                 }
                 match inner.rest {
-                    Rest::Awake => return Ok(address),
-                    Rest::FallingAsleep => {}
-                    Rest::Waking { .. } => waited_for = Some(inner.wakes),
+                    Rest::Awake => return Ok((address, inner.spell)),
+                    Rest::FallingAsleep | Rest::Waking { asleep_since: None } => {}
+                    Rest::Waking { asleep_since: Some(_) } => waited_for = Some(inner.wakes),
                     Rest::Asleep { .. } if !sleep.wakes_on_request => {
                         return Err(Refusal::Asleep { model: self.spec.name.clone() });
                     }
@@ -154,6 +159,7 @@ pub(crate) struct Pass {
     presence: Presence,
     _permit: OwnedSemaphorePermit,
     pub(crate) address: String,
+    spell: u64,
 }
 
 impl Pass {
@@ -163,6 +169,19 @@ impl Pass {
 
     pub(crate) fn came(&self) -> Instant {
         self.presence.came
+    }
+
+    /// The engine sleeps, as it said itself: it is woken as any sleeper is, by whoever comes first.
+    pub(crate) async fn wake_again(
+        &mut self,
+        sleep: &SleepSettings,
+        deadline: Instant,
+        wake: impl Fn(Errand),
+    ) -> Result<(), Refusal> {
+        let model = Arc::clone(self.model());
+        model.found_asleep(self.spell, sleep.min_sleep);
+        (self.address, self.spell) = model.awake(sleep, deadline, wake).await?;
+        Ok(())
     }
 
     /// The answer was good, to its end. Without this it counts as one that was not.

@@ -141,6 +141,8 @@ struct Inner {
     /// Which life of the instance this is: what a call to an earlier one answers is not about this one.
     birth: u64,
     rest: Rest,
+    /// Which time of being awake this is: what an engine said in an earlier one is not about this one.
+    spell: u64,
     present: usize,
     /// Since when nobody is present, or was, or could have been.
     idle_since: Instant,
@@ -182,6 +184,7 @@ impl Model {
             instance,
             birth: 0,
             rest: Rest::Awake,
+            spell: 0,
             present: 0,
             idle_since: now,
             wakes: 0,
@@ -251,15 +254,29 @@ impl Model {
         }
     }
 
-    /// Begins to wake it up because somebody says so; the shortest sleep is for machines, not for people.
+    /// Begins to wake it up because somebody says so; the shortest sleep is for machines, not for people. One that is awake as far as is
+    /// known may sleep all the same, and an engine that has nothing to do says so.
     pub(crate) fn begin_wake(&self) -> Result<Errand, CannotRest> {
         let mut inner = self.lock();
         let address = inner.address(&self.spec.name).map_err(|refusal| CannotRest::NotThere(refusal.to_string()))?;
         match inner.rest {
-            Rest::Awake => Err(CannotRest::Already("awake")),
+            _ if self.spec.engine == EngineKind::Command => Err(CannotRest::NoSuchPage),
+            // It would take memory that it has, and read its weights under the requests that run.
+            Rest::Awake if self.spec.engine == EngineKind::Sglang => Err(CannotRest::Already("awake")),
             Rest::FallingAsleep | Rest::Waking { .. } => Err(CannotRest::Changing),
-            Rest::Asleep { .. } => Ok(inner.begin_wake(address)),
+            Rest::Awake | Rest::Asleep { .. } => Ok(inner.begin_wake(address)),
         }
+    }
+
+    /// The engine said that it sleeps, to a request that it got in this `spell`. Since when, nobody here knows: for long enough to be woken.
+    fn found_asleep(&self, spell: u64, min_sleep: Duration) {
+        let mut inner = self.lock();
+        if inner.spell == spell && inner.rest == Rest::Awake {
+            let now = Instant::now();
+            inner.apply(RestEvent::FoundAsleep { since: now.checked_sub(min_sleep).unwrap_or(now) });
+        }
+        drop(inner);
+        self.tell();
     }
 
     /// The engine answered a call to sleep.
@@ -285,8 +302,10 @@ impl Model {
                 inner.apply(RestEvent::Woke);
             }
             Err(reason) => {
-                inner.failed_wake = Some((inner.wakes, reason.clone()));
                 inner.apply(RestEvent::WakeRefused);
+                if inner.rest != Rest::Awake {
+                    inner.failed_wake = Some((inner.wakes, reason.clone()));
+                }
             }
         });
     }
@@ -348,13 +367,18 @@ impl Inner {
     }
 
     fn begin_wake(&mut self, address: String) -> Errand {
+        if self.rest != Rest::Awake {
+            self.wakes += 1;
+        }
         self.apply(RestEvent::ToWake);
-        self.wakes += 1;
         Errand { address, birth: self.birth }
     }
 
     fn apply(&mut self, event: RestEvent) {
         self.rest = self.rest.next(event).expect("callers look at the state under the same lock");
+        if self.rest == Rest::Awake {
+            self.spell += 1;
+        }
     }
 
     fn idle(&self) -> Duration {
@@ -382,7 +406,7 @@ pub(crate) enum CannotRest {
     Changing,
     #[error("{0} requests are present: it sleeps when nobody waits for it")]
     Busy(usize),
-    #[error("its engine is a command of yours: the router knows no page there that makes it sleep")]
+    #[error("its engine is a command of yours: the router knows no page there that makes it sleep or wakes it up")]
     NoSuchPage,
     #[error("{0}")]
     NotThere(String),
