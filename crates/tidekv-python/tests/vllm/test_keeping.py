@@ -180,3 +180,56 @@ def test_what_is_said_is_exact_while_nothing_runs_and_what_is_kept_from_the_star
         assert len(asking.freed) == expected
         elastic._say_evictable(0)
         assert asking.evictable == 0
+
+
+class LosingPool(AskingPool):
+    """A pool that takes memory away as soon as a page is given back: no step is being computed."""
+
+    def __init__(self, pages: int) -> None:
+        super().__init__()
+        self.unmapped = set(range(pages))
+
+    def try_alloc(self, count: int) -> list[int] | None:
+        if count > len(self.unmapped):
+            return None
+        found = random.Random(len(self.unmapped)).sample(sorted(self.unmapped), count)
+        self.unmapped.difference_update(found)
+        return found
+
+    def available(self) -> int:
+        return len(self.unmapped)
+
+    def free(self, pages: list[int], *, step: int) -> None:
+        super().free(pages, step=step)
+        self.unmapped.update(pages)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_orders_name_pages_that_have_memory_and_ranks_know_all_of_them(seed: int) -> None:
+    chance = random.Random(seed)
+    pages = PageMap(120, 512 * 1024, 2 * MIB)
+    pool = BlockPool(num_gpu_blocks=120, enable_caching=True, hash_block_size=16)
+    settings: Any = SimpleNamespace(start_pages=0, keep_seconds=0.0)
+    elastic = ElasticBlocks(pool, pages, settings, Demand([16], 0, 0), None)
+    losing = LosingPool(pages.pages)
+    elastic._pool = losing  # type: ignore[assignment]
+    known: set[int] = set()
+    for _ in range(300):
+        act = chance.choice(["lease", "lease", "pay", "plan", "idle"])
+        # What a step frees keeps its memory until the step is over, so this is what its orders may name.
+        mapped = set(range(pages.pages)) - losing.unmapped
+        losing.freed, losing.pages, losing.firm_pages, elastic._look_at = [], 0, 0, 0.0
+        if act == "lease":
+            elastic._lease(chance.randint(1, 5))
+        elif act == "pay":
+            losing.pages = losing.firm_pages = chance.randint(1, 5)
+            elastic._pay(0)
+        elif act == "idle":
+            elastic._restless = True
+            elastic._give_back_surplus(0)
+        else:
+            _, came, went = elastic.plan_step({})
+            assert set(came) <= mapped and not set(came) & set(went)
+            assert set(went) <= known, "a rank is told to forget a page that it was never told of"
+            known = (known | set(came)) - set(went)
+            assert known == mapped

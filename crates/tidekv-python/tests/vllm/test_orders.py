@@ -60,6 +60,19 @@ def test_a_limit_is_obeyed_while_the_engine_is_idle_and_cached_prefixes_go_first
         assert engine.scheduler.reset_prefix_cache(), "vLLM counts blocks without memory as used"
 
 
+def test_a_limit_before_the_first_request_takes_pages_that_no_step_has_named() -> None:
+    with Engine(Shape(extra={"start_pages": 8})) as engine:
+        assert engine.blocks.balloon.pages_in == 8
+        # Nothing was planned yet, so the ranks have heard of no page when these lose their memory.
+        assert kvctl("limit", engine.pool.name, "4M", "--wait", "60s").returncode == 0
+        assert engine.blocks.balloon.pages_in == 2
+        names = workload(engine, 6)
+        engine.run()
+        assert all(engine.output(name) for name in names)
+        engine.settle()
+        engine.check_no_block_is_lost()
+
+
 def test_pages_keep_their_memory_until_all_ranks_have_finished_the_step_that_may_read_them() -> None:
     with Engine(Shape(tensor_parallel=2, extra={"keep_seconds": 3600.0})) as engine:
         workload(engine, 12)

@@ -73,8 +73,10 @@ class ElasticBlocks:
         self._fleet: _native.Fleet | None = None
         self._pool: _native.Pool | None = None
         self._step = 0
-        self._came: list[int] = []
-        self._went: list[int] = []
+        # What the ranks have been told that they may touch, and what has changed since.
+        self._told: set[int] = set()
+        self._came: set[int] = set()
+        self._went: set[int] = set()
         self._surplus_at = 0.0
         self._restless = False
         self._owes = False
@@ -111,7 +113,7 @@ class ElasticBlocks:
                 wait=_CONNECT_S,
             )
             self._balloon.put_in([0])
-            self._came.append(0)
+            self._came.add(0)
             wanted = self._pages.pages if settings.start_pages is None else settings.start_pages
             self._lease(wanted - 1)
             self._idler.start()
@@ -172,8 +174,7 @@ class ElasticBlocks:
         """The step's number, the pages that came and those that went since the last one; then makes ready for the next."""
         with self._lock:
             self._step += 1
-            came, self._came = self._came, []
-            went, self._went = self._went, []
+            came, went = self._take_news()
             self._notice_rejoins()
             need = self._demand.after_step(scheduled)
             # One block more for each request, for the time that neighbours take to give back what was lent to them.
@@ -219,7 +220,8 @@ class ElasticBlocks:
             if found is not None:
                 self._last_trouble = None
                 self._balloon.put_in(found)
-                self._came.extend(found)
+                self._came.update(found)
+                self._went.difference_update(found)
                 return
             pages = min(pages // 2, pool.available())
 
@@ -309,7 +311,16 @@ class ElasticBlocks:
     def _free(self, pages: list[int]) -> None:
         if pages and self._pool is not None:
             self._pool.free(pages, step=self._step)
-            self._went.extend(pages)
+            # A page that no order has named yet may lose its memory before the next one: the ranks never hear of it.
+            self._came.difference_update(pages)
+            self._went.update(self._told.intersection(pages))
+
+    def _take_news(self) -> tuple[list[int], list[int]]:
+        """The pages that came and those that went since this was asked last. No page is in both."""
+        came, went = sorted(self._came), sorted(self._went)
+        self._told = (self._told | self._came) - self._went
+        self._came, self._went = set(), set()
+        return came, went
 
     def _notice_rejoins(self) -> None:
         """A worker that was started again has its pages, and nothing in them."""
