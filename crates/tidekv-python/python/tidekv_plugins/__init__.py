@@ -15,6 +15,7 @@ nothing of ours before the switches say so: with them off an engine runs as if w
 from __future__ import annotations
 
 import os
+from typing import NoReturn
 
 __all__ = ["is_wanted", "sglang", "sglang_platform", "vllm"]
 
@@ -39,20 +40,32 @@ def vllm() -> None:
 def sglang() -> None:
     """SGLang calls it in every process."""
     if is_wanted():
-        from kvcached.integration.capability import EngineRefused
-        from kvcached.integration.sglang import plugin
-
         try:
+            from kvcached.integration.sglang import plugin
+
             plugin.register()
-        except EngineRefused as refusal:
-            # SGLang logs what a plugin raises and goes on with memory of its own. This it lets through.
-            raise SystemExit(str(refusal)) from None
+        except Exception as error:
+            _stop_sglang(error)
 
 
 def sglang_platform() -> str | None:
     """The class that SGLang asks for pools and allocators, or None for SGLang's own."""
     if not is_wanted():
         return None
-    from kvcached.integration.sglang import plugin
+    try:
+        from kvcached.integration.sglang import plugin
 
-    return plugin.platform()
+        return plugin.platform()
+    except Exception as error:
+        _stop_sglang(error)
+
+
+def _stop_sglang(error: Exception) -> NoReturn:
+    """SGLang logs what a plugin raises, whatever it is, and goes on with memory of its own. `SystemExit` it lets through."""
+    said = " ".join(str(error).split())
+    if type(error).__name__ != "EngineRefused":
+        # A refusal is a whole sentence; a variable that cannot be read, or an engine of another shape, says only what it is.
+        said = (
+            f"sglang: refused: {type(error).__name__}: {said}. Mend that, or unset ENABLE_KVCACHED to run it with its own memory"
+        )
+    raise SystemExit(said) from error

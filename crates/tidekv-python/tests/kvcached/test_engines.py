@@ -235,6 +235,24 @@ def test_plugins_import_nothing_of_ours_while_they_are_off() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("plug", ["sglang", "sglang_platform"])
+def test_a_variable_that_cannot_be_read_ends_sglang_with_one_sentence(plug: str) -> None:
+    script = f"import tidekv_plugins as p\ntry:\n    p.{plug}()\nexcept Exception:\n    print('swallowed')"
+    wrong = {**os.environ, "ENABLE_KVCACHED": "true", "KVCACHED_MIN_RESERVED_PAGES": "few"}
+    done = subprocess.run([sys.executable, "-c", script], env=wrong, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith("sglang: refused: ValueError: KVCACHED_MIN_RESERVED_PAGES='few' is not a number of pages")
+
+
+def test_a_module_that_raises_while_it_is_imported_is_a_missing_point(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "half_an_engine.py").write_text("raise KeyError('moved')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert capability.look("half", "half_an_engine:x").missing == "half_an_engine cannot be imported: KeyError: 'moved'"
+
+
 # ---- the benchmark
 
 OWN = """

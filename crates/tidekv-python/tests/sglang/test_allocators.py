@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import tidekv
 import torch
+from kvcached.integration.sglang import plugin
 from kvcached.integration.sglang.allocators import ElasticPagedAllocator, ElasticTokenAllocator
 from kvcached.integration.sglang.pools import ElasticMHAPool, ElasticMLAPool
 
@@ -18,7 +19,8 @@ HEADS, HEAD_DIM = 8, 64  # 2 KiB of float32 for a token: 1024 tokens in a page o
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Pools of this test, closed with it."""
+    """Pools of this test, closed with it. Nobody loads plugins here, and nothing here needs SGLang's scheduler."""
+    monkeypatch.setattr(plugin, "_is_registered", True)
     for name in ("KVCACHED_MIN_RESERVED_PAGES", "KVCACHED_MAX_RESERVED_PAGES"):
         monkeypatch.setenv(name, "0")
     pools: list[Any] = []

@@ -64,6 +64,45 @@ def test_an_unsupported_version_is_refused_in_one_sentence_and_nothing_is_change
     assert not any(hook.target in HookRegistry._hooks for hook in HOOKS)
 
 
+@pytest.mark.parametrize("plug", ["sglang", "sglang_platform"])
+def test_whatever_goes_wrong_at_the_start_ends_it_with_one_sentence(monkeypatch: pytest.MonkeyPatch, plug: str) -> None:
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("moved\n  to another place")
+
+    monkeypatch.setenv("ENABLE_KVCACHED", "true")
+    monkeypatch.setattr(plugin, "register", fail)
+    monkeypatch.setattr(plugin, "platform", fail)
+    with pytest.raises(SystemExit) as stopped:
+        getattr(tidekv_plugins, plug)()
+    assert str(stopped.value).startswith("sglang: refused: RuntimeError: moved to another place. Mend that, or unset ENABLE_KVCACHED")
+    # SGLang's own loader swallows exceptions.
+    monkeypatch.setattr("sglang.srt.plugins._plugins_loaded", False)
+    with pytest.raises(SystemExit):
+        load_plugins()
+    assert not any(hook.target in HookRegistry._hooks for hook in HOOKS)
+
+
+def test_a_list_of_plugins_without_ours_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_PLUGINS", "other")
+    assert "SGLANG_PLUGINS=other keeps SGLang from loading it: add tidekv" in capability.examine("sglang").line()
+    assert not capability.examine("sglang").usable
+    for allowed in ("other, tidekv", ""):
+        monkeypatch.setenv("SGLANG_PLUGINS", allowed)
+        assert capability.examine("sglang").usable
+
+
+def test_a_platform_without_its_hooks_makes_no_pool() -> None:
+    from kvcached.integration.sglang.pools import ElasticMHAPool
+
+    with pytest.raises(KVCachedConfigError, match="add tidekv to SGLANG_PLUGINS"):
+        ElasticMHAPool(
+            64, page_size=16, dtype=torch.float32, head_num=2, head_dim=64, layer_num=2, device="cpu", enable_memory_saver=False
+        )
+
+
 def test_another_platform_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The platform of this process was chosen with the switch off, as another plugin's would be."""
     monkeypatch.setenv("ENABLE_KVCACHED", "true")

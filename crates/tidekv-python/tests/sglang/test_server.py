@@ -60,7 +60,7 @@ def test_the_plain_command_with_the_switch_on(model: str, runtime_dir: Path, tmp
         assert len(json.loads(ask(port, "/generate", body))["output_ids"]) == 12
         limit, used, _ = tidekv._native.segment_read("served") or (0, 0, 0)
         assert limit > 0 and used > 0, "the KV cache is a pool"
-        assert f"sglang {_installed()}: used: KV pools of a platform" in log.read_text()
+        assert f"sglang {_installed()}: used: plugin, KV pools of a platform" in log.read_text()
     finally:
         left = shared_files(server.pid)
         os.killpg(server.pid, signal.SIGKILL)

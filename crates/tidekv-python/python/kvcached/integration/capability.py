@@ -92,8 +92,10 @@ def look(name: str, where: str) -> Point:
     module_name, _, path = where.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
-    except ImportError as error:
-        return Point(name, where, f"{module_name} cannot be imported: {error}")
+    except Exception as error:
+        # An engine's module may raise anything while it is imported, and then the point is as good as missing.
+        said = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        return Point(name, where, f"{module_name} cannot be imported: {said}")
     for attribute in path.split("."):
         if not hasattr(found, attribute):
             return Point(name, where, f"{where} is not there")

@@ -6,13 +6,14 @@ import os
 
 from kvcached.integration.capability import Capability, EngineRefused, examine
 from kvcached.integration.versions import SUPPORT, installed
-from kvcached.utils import get_kvcached_logger
+from kvcached.utils import KVCachedConfigError, get_kvcached_logger
 
-__all__ = ["platform", "register"]
+__all__ = ["platform", "register", "require_hooks"]
 
 logger = get_kvcached_logger()
 
 _PLATFORMS = "kvcached.integration.sglang.platform"
+_is_registered = False
 
 
 def platform() -> str | None:
@@ -35,6 +36,7 @@ def platform() -> str | None:
 
 def register() -> None:
     """Registers the hooks. `EngineRefused` where this SGLang cannot be used: nothing in it has been changed then."""
+    global _is_registered
     capability = examine("sglang").require()
     _require_platform(capability)
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -43,7 +45,18 @@ def register() -> None:
 
     for hook in HOOKS:
         HookRegistry.register(hook.target, hook.function, HookType[hook.kind])
+    _is_registered = True
     logger.info("%s", capability.used().line())
+
+
+def require_hooks() -> None:
+    """That `register` has run in this process. With `SGLANG_PLATFORM` SGLang loads a platform alone where `SGLANG_PLUGINS` leaves its
+    hooks out, and would then give out ids that have no memory."""
+    if not _is_registered:
+        raise KVCachedConfigError(
+            "SGLang has our platform and not our hooks, so its ids would have no memory: add tidekv to SGLANG_PLUGINS or unset it, "
+            "or unset ENABLE_KVCACHED to run SGLang with its own memory"
+        )
 
 
 def _require_platform(capability: Capability) -> None:

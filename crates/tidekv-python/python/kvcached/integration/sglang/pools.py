@@ -23,6 +23,7 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from tidekv import Layout, Pool
 from tidekv._tensors import torch_tensor
 
+from kvcached.integration.sglang.plugin import require_hooks
 from kvcached.integration.sglang.ranks import ranks_of_this_process
 from kvcached.integration.sglang.slots import Slots
 from kvcached.utils import DEFAULT_IPC_NAME, KVCachedConfigError, get_kvcached_logger
@@ -54,6 +55,7 @@ class ElasticPool:
 
     def _open_pool(self, layout: Layout) -> None:
         """Reserves addresses for at least `size` tokens and the null block, and makes `size` what they are enough for."""
+        require_hooks()
         place = self.device.partition(":")[0]
         shape = layout.geometry(pages=1, device=place)
         pages = -(-(self.size // self.page_size + 1) // shape.blocks_per_page)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from kvcached.integration.capability import Point, look
 from kvcached.integration.sglang.hooks import HOOKS
 
+_PLUGIN = "tidekv"
 _ALLOCATOR = "sglang.srt.mem_cache.allocator.base:BaseTokenToKVPoolAllocator"
 
 POINTS = (
@@ -25,4 +28,10 @@ POINTS = (
 
 def points() -> list[Point]:
     """Looks for all of them."""
-    return [look(name, where) for name, where in POINTS] + [look(hook.name, hook.where) for hook in HOOKS]
+    allowed = os.environ.get("SGLANG_PLUGINS")
+    missing = None
+    # To SGLang an empty list is none.
+    if allowed and _PLUGIN not in (name.strip() for name in allowed.split(",")):
+        missing = f"SGLANG_PLUGINS={allowed} keeps SGLang from loading it: add {_PLUGIN}"
+    plugin = Point("plugin", f"sglang.srt.plugins:{_PLUGIN}", missing)
+    return [plugin] + [look(name, where) for name, where in POINTS] + [look(hook.name, hook.where) for hook in HOOKS]
