@@ -98,6 +98,12 @@ pub enum MemError {
         /// One past the last byte.
         end: u64,
     },
+    /// A page that another call had for as long as a copy waits. Nothing was copied.
+    #[error("page {page} is in the middle of another call: try again")]
+    Busy {
+        /// The id.
+        page: PageId,
+    },
     /// The sizes make no sense together.
     #[error(transparent)]
     Geometry(#[from] GeometryError),
@@ -106,7 +112,7 @@ pub enum MemError {
 impl MemError {
     /// Whether waiting, or someone giving memory back, can make the same call succeed.
     pub fn is_transient(&self) -> bool {
-        self.is_out_of_memory()
+        matches!(self, Self::Busy { .. }) || self.is_out_of_memory()
     }
 
     /// Whether memory ran out, whichever system said so.

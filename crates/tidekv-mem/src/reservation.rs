@@ -14,10 +14,15 @@
 //! Each page has one atomic state. A call first claims all its pages (state `Busy`) and only then talks to the system
 //! below, so no lock is held across a driver call and calls on different pages run side by side. This is the only
 //! caller of [`Region`]'s unsafe methods: the states prove their conditions.
+//!
+//! A page that is copied from or to stays mapped, and its state says by whom: one writer, or a number of readers. Who finds
+//! it taken for a copy of another kind, or in the middle of a map or unmap, waits for that, since both are over soon.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use tidekv_core::geometry::{Place, Placement};
 use tidekv_core::units::{ByteOffset, Bytes, PageId};
@@ -29,6 +34,49 @@ const UNMAPPED: u8 = 0;
 const MAPPED: u8 = 1;
 const BUSY: u8 = 2;
 const STUCK: u8 = 3;
+/// Mapped, and one call copies into it.
+const WRITTEN: u8 = 4;
+/// Mapped, and one call copies out of it; each further one adds 1.
+const READ: u8 = 5;
+
+/// How long a copy waits for the call that has its page. A copy and a driver call take milliseconds.
+const COPY_PATIENCE: Duration = Duration::from_secs(1);
+/// Looks at a busy page without a pause: most copies are over by then.
+const EAGER_LOOKS: u32 = 50;
+/// Between the looks after those.
+const LOOK_PAUSE: Duration = Duration::from_micros(50);
+
+/// What a copy does with its page.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Access {
+    /// Others may read meanwhile. `unmapped`: also where there is no memory.
+    Read {
+        unmapped: bool,
+    },
+    Write,
+}
+
+impl Access {
+    /// The state of a page in `state` while this copy runs; `None` where it cannot run.
+    fn claimed(self, state: u8) -> Option<u8> {
+        match (self, state) {
+            (Self::Read { .. }, MAPPED) => Some(READ),
+            (Self::Read { .. }, READ..) => state.checked_add(1),
+            (Self::Read { unmapped: true }, UNMAPPED) => Some(BUSY),
+            (Self::Write, MAPPED) => Some(WRITTEN),
+            _ => None,
+        }
+    }
+
+    /// The state after it.
+    fn released(state: u8) -> u8 {
+        match state {
+            BUSY => UNMAPPED,
+            WRITTEN | READ => MAPPED,
+            readers => readers - 1,
+        }
+    }
+}
 
 /// Whether a page has memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +85,7 @@ pub enum PageUse {
     Unmapped,
     /// Memory behind every byte.
     Mapped,
-    /// A call is changing it or copying from it.
+    /// A call is changing it.
     Busy,
     /// Not usable, but some of its memory could not be given back.
     Stuck,
@@ -116,7 +164,7 @@ impl Reservation {
     /// What a page is at the moment; `None` past the end.
     pub fn page_use(&self, page: PageId) -> Option<PageUse> {
         Some(match self.states.get(page.index())?.load(Ordering::Acquire) {
-            MAPPED => PageUse::Mapped,
+            MAPPED | WRITTEN.. => PageUse::Mapped,
             BUSY => PageUse::Busy,
             STUCK => PageUse::Stuck,
             _ => PageUse::Unmapped,
@@ -189,14 +237,23 @@ impl Reservation {
     /// Copies bytes of one page out: a mapped one, or any where unmapped addresses read as zeros.
     ///
     /// # Errors
-    /// [`MemError::NotMapped`] unless the whole range lies in one readable handle that no other call is changing.
+    /// [`MemError::NotMapped`] unless the whole range lies in one readable handle; [`MemError::Busy`] where another call has
+    /// the page all the time.
     pub fn read(&self, offset: ByteOffset, into: &mut [u8]) -> Result<(), MemError> {
-        let zeros = self.options.unmapped_reads == UnmappedReads::Zeros;
-        let readable = |state| state == MAPPED || (zeros && state == UNMAPPED);
-        self.with_page(offset, into.len(), readable, |_| {
+        let unmapped = self.options.unmapped_reads == UnmappedReads::Zeros;
+        self.with_page(offset, into.len(), Access::Read { unmapped }, |_| {
             // SAFETY: `with_page` checked that the range lies in one handle and holds its page claimed meanwhile.
             unsafe { self.region.read(offset, into) }
         })
+    }
+
+    /// That a range lies inside one handle, whether it has memory or not: for callers that make room for it before they
+    /// [`read`](Self::read).
+    ///
+    /// # Errors
+    /// [`MemError::NotMapped`].
+    pub fn check_range(&self, offset: ByteOffset, len: u64) -> Result<(), MemError> {
+        self.locate(offset, len).map(drop)
     }
 
     /// Copies bytes into one mapped page.
@@ -204,16 +261,11 @@ impl Reservation {
     /// # Errors
     /// As [`read`](Self::read).
     pub fn write(&self, offset: ByteOffset, from: &[u8]) -> Result<(), MemError> {
-        self.with_page(
-            offset,
-            from.len(),
-            |state| state == MAPPED,
-            |_| {
-                // SAFETY: as in `read`; the claim keeps other callers of this type out, and raw users of the address are
-                // bound by their own promises.
-                unsafe { self.region.write(offset, from) }
-            },
-        )
+        self.with_page(offset, from.len(), Access::Write, |_| {
+            // SAFETY: as in `read`; the claim keeps other callers of this type out, and raw users of the address are
+            // bound by their own promises.
+            unsafe { self.region.write(offset, from) }
+        })
     }
 
     /// A descriptor of one mapped handle's memory, for another process to map.
@@ -225,15 +277,18 @@ impl Reservation {
             return Err(MemError::NotMapped { offset: 0, end: 0 });
         }
         let extent = self.placement.extent(page, handle);
-        self.with_page(
-            extent.offset,
-            1,
-            |state| state == MAPPED,
-            |place| {
-                // SAFETY: `with_page` holds the mapped page claimed meanwhile.
-                unsafe { self.region.export(self.placement.slot(place.page, place.handle)) }
-            },
-        )
+        self.with_page(extent.offset, 1, Access::Read { unmapped: false }, |place| {
+            // SAFETY: `with_page` holds the mapped page claimed meanwhile.
+            unsafe { self.region.export(self.placement.slot(place.page, place.handle)) }
+        })
+    }
+
+    fn locate(&self, offset: ByteOffset, len: u64) -> Result<Place, MemError> {
+        let end = offset.0.saturating_add(len);
+        let fits = |place: &Place| {
+            place.within.checked_add(len).is_some_and(|within| within <= self.placement.handle_bytes().0)
+        };
+        self.placement.locate(offset).filter(fits).ok_or(MemError::NotMapped { offset: offset.0, end })
     }
 
     /// Runs `copy` while the page that holds the range is claimed, so that nobody changes it meanwhile.
@@ -241,22 +296,49 @@ impl Reservation {
         &self,
         offset: ByteOffset,
         len: usize,
-        wanted: impl Fn(u8) -> bool,
+        access: Access,
         copy: impl FnOnce(Place) -> Result<T, MemError>,
     ) -> Result<T, MemError> {
         if self.birth.is_foreign() {
             return Err(MemError::Forked);
         }
-        let end = offset.0.saturating_add(len as u64);
-        let not_mapped = || MemError::NotMapped { offset: offset.0, end };
-        let place = self.placement.locate(offset).ok_or_else(not_mapped)?;
-        if place.within + len as u64 > self.placement.handle_bytes().0 {
-            return Err(not_mapped());
+        let place = self.locate(offset, len as u64)?;
+        match self.claim_for(place.page, access) {
+            Ok(()) => {}
+            Err(UNMAPPED | STUCK) => {
+                return Err(MemError::NotMapped { offset: offset.0, end: offset.0.saturating_add(len as u64) });
+            }
+            Err(_) => return Err(MemError::Busy { page: place.page }),
         }
-        let previous = self.claim(&[place.page], wanted).map_err(|_| not_mapped())?;
         let outcome = copy(place);
-        self.set(place.page, previous[0]);
+        let state = &self.states[place.page.index()];
+        let released = state.fetch_update(Ordering::Release, Ordering::Relaxed, |state| Some(Access::released(state)));
+        debug_assert!(released.is_ok(), "every claim has an end");
         outcome
+    }
+
+    /// Claims a page for a copy; waits for the call that has it. The state that stood in the way otherwise.
+    fn claim_for(&self, page: PageId, access: Access) -> Result<(), u8> {
+        let state = &self.states[page.index()];
+        let mut looks = 0;
+        let mut deadline = None;
+        loop {
+            match state.fetch_update(Ordering::Acquire, Ordering::Acquire, |state| access.claimed(state)) {
+                Ok(_) => return Ok(()),
+                Err(without @ (UNMAPPED | STUCK)) => return Err(without),
+                Err(_) if looks < EAGER_LOOKS => {
+                    looks += 1;
+                    thread::yield_now();
+                }
+                Err(other) => {
+                    let now = Instant::now();
+                    if now >= *deadline.get_or_insert(now + COPY_PATIENCE) {
+                        return Err(other);
+                    }
+                    thread::sleep(LOOK_PAUSE);
+                }
+            }
+        }
     }
 
     /// Makes all of `pages` Busy, or none, and says what they were. `wanted` tells which states will do.
@@ -331,7 +413,7 @@ impl Reservation {
     fn map_error(&self, refusal: Refusal) -> MapError {
         match refusal {
             Refusal::OutOfRange(page) => MapError::OutOfRange { page, last: self.last_page() },
-            Refusal::State(page, MAPPED) => MapError::AlreadyMapped { page },
+            Refusal::State(page, MAPPED | WRITTEN..) => MapError::AlreadyMapped { page },
             Refusal::State(page, STUCK) => MapError::Stuck { page },
             Refusal::State(page, _) => MapError::Busy { page },
             Refusal::Forked => MapError::Forked,
@@ -388,4 +470,72 @@ pub(crate) fn check_granular(backend: &dyn Backend, bytes: Bytes) -> Result<(), 
         return Ok(());
     }
     Err(MemError::PageSize { bytes, granularity: capabilities.granularity, backend: capabilities.name })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::FakeBackend;
+
+    fn one_page() -> Reservation {
+        let placement = Placement::uniform(Bytes::kib(64), 1).unwrap();
+        let reservation =
+            Reservation::new(Arc::new(FakeBackend::default()), placement, RegionOptions::default()).unwrap();
+        reservation.map_pages(&[PageId(0)]).unwrap();
+        reservation
+    }
+
+    #[test]
+    fn readers_share_a_page_and_a_writer_has_it_alone() {
+        let read = Access::Read { unmapped: false };
+        assert_eq!(read.claimed(MAPPED), Some(READ));
+        assert_eq!(read.claimed(READ), Some(READ + 1));
+        assert_eq!(read.claimed(u8::MAX), None, "no more can be counted");
+        assert_eq!(Access::Write.claimed(MAPPED), Some(WRITTEN));
+        for taken in [BUSY, WRITTEN, STUCK, UNMAPPED] {
+            assert_eq!((read.claimed(taken), Access::Write.claimed(taken)), (None, None));
+        }
+        assert_eq!(Access::Write.claimed(READ + 3), None);
+        assert_eq!(Access::Read { unmapped: true }.claimed(UNMAPPED), Some(BUSY));
+        for (state, after) in
+            [(BUSY, UNMAPPED), (WRITTEN, MAPPED), (READ, MAPPED), (READ + 1, READ), (u8::MAX, u8::MAX - 1)]
+        {
+            assert_eq!(Access::released(state), after);
+        }
+    }
+
+    #[test]
+    fn a_page_that_is_copied_is_mapped_and_can_be_read_but_not_taken() {
+        let reservation = one_page();
+        reservation.set(PageId(0), READ);
+        assert_eq!(reservation.page_use(PageId(0)), Some(PageUse::Mapped));
+        reservation.read(ByteOffset(0), &mut [0; 8]).unwrap();
+        assert!(matches!(reservation.map_pages(&[PageId(0)]), Err(MapError::AlreadyMapped { .. })));
+        assert!(matches!(reservation.unmap_pages(&[PageId(0)]), Err(UnmapError::Busy { .. })));
+        reservation.set(PageId(0), MAPPED);
+    }
+
+    #[test]
+    fn a_copy_waits_for_the_call_that_has_its_page() {
+        let reservation = one_page();
+        for taken in [BUSY, WRITTEN] {
+            reservation.set(PageId(0), taken);
+            thread::scope(|scope| {
+                let reader = scope.spawn(|| reservation.read(ByteOffset(0), &mut [0; 8]));
+                let writer = scope.spawn(|| reservation.write(ByteOffset(8), &[1; 8]));
+                reservation.set(PageId(0), MAPPED);
+                reader.join().unwrap().unwrap();
+                writer.join().unwrap().unwrap();
+            });
+        }
+    }
+
+    #[test]
+    fn a_page_that_stays_busy_is_a_transient_error_and_never_called_unmapped() {
+        let reservation = one_page();
+        reservation.set(PageId(0), BUSY);
+        let error = reservation.read(ByteOffset(0), &mut [0; 8]).unwrap_err();
+        assert!(matches!(error, MemError::Busy { page: PageId(0) }) && error.is_transient(), "{error}");
+        reservation.set(PageId(0), MAPPED);
+    }
 }

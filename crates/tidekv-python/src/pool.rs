@@ -467,7 +467,7 @@ impl Pool {
         let page = self.core().page_of(self.geometry.index_of(block)?)?;
         let open = self.open()?;
         let (reservation, _) = self.memory(&open.pool)?;
-        Ok(matches!(reservation.page_use(PageId(page.0)), Some(PageUse::Mapped | PageUse::Busy)))
+        Ok(matches!(reservation.page_use(PageId(page.0)), Some(PageUse::Mapped)))
     }
 
     fn close(&self, py: Python<'_>) {

@@ -11,6 +11,7 @@
 //! | addresses never move                                           | addresses_never_move                   |
 //! | 10,000 random operations agree with a plain model               | random_operations_agree_with_a_model   |
 //! | threads may work side by side                                  | threads_work_side_by_side              |
+//! | copies of one page do not see each other                       | threads_copy_from_and_to_one_page      |
 //! | unmapped addresses can read as zeros                           | unmapped_addresses_can_read_as_zeros   |
 //! | nothing is left at the end                                     | every test, and dropping_gives_all_back |
 
@@ -124,4 +125,5 @@ backend_suite! {
     faults::a_failed_unmap_strands_no_other_page,
     model::random_operations_agree_with_a_model,
     model::threads_work_side_by_side,
+    model::threads_copy_from_and_to_one_page,
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use tidekv_core::units::{Bytes, PageId};
+use tidekv_core::units::{ByteOffset, Bytes, PageId};
 use tidekv_mem::{Call, MapError, PageUse, UnmapError};
 
 use crate::Rig;
@@ -124,4 +124,29 @@ pub(crate) fn threads_work_side_by_side(rig: &Rig) {
         }
     });
     assert_eq!((reservation.mapped_pages(), reservation.stuck_pages()), (0, 0));
+}
+
+/// Each thread has a part of the page for itself; all of them read and write at once.
+pub(crate) fn threads_copy_from_and_to_one_page(rig: &Rig) {
+    let reservation = reserve(&rig.backend, rig.page, 1);
+    reservation.map_pages(&pages([0])).unwrap();
+    let part = usize::try_from(rig.page.0 / 4).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4u8 {
+            let reservation = &reservation;
+            scope.spawn(move || {
+                let offset = ByteOffset(u64::from(thread) * part as u64);
+                let mut bytes = vec![0; part];
+                for round in 0..60u8 {
+                    reservation.write(offset, &vec![round ^ thread; part]).unwrap();
+                    for _ in 0..3 {
+                        assert_eq!(reservation.page_use(PageId(0)), Some(PageUse::Mapped));
+                        reservation.read(offset, &mut bytes).unwrap();
+                        assert!(bytes.iter().all(|byte| *byte == round ^ thread));
+                    }
+                }
+            });
+        }
+    });
+    reservation.unmap_pages(&pages([0])).unwrap();
 }

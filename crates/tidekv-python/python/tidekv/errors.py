@@ -109,7 +109,8 @@ class OutOfMemory(TidekvError, MemoryError):
 
 
 class MapFailed(TidekvError):
-    """Pages were not mapped or not given back. A batch that failed to map is as it was before."""
+    """Pages were not mapped or not given back, or one stayed in the middle of another call and nothing was copied. A batch that
+    failed to map is as it was before."""
 
     page: int | None = None
     stuck: int = 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tidekv
@@ -51,6 +53,25 @@ def test_a_batch_maps_whole_or_not_at_all() -> None:
     assert caught.value.page == 2 and region.is_mapped(1)
     region.unmap([1])
     assert region.mapped_pages == 0
+
+
+def test_threads_that_copy_from_one_page_never_hear_that_it_has_no_memory() -> None:
+    layout = Layout.raw(1, 1 << 20, chunk_bytes=4 << 20)
+    with Pool(layout, device="cpu", pages=2, name="copied") as pool:
+        blocks = pool.alloc(4)
+        assert len(set(pool.pages_of(blocks))) == 1
+        together = threading.Barrier(len(blocks))
+
+        def copy(block: int) -> None:
+            data = bytes([block]) * (1 << 20)
+            together.wait(60)
+            for _ in range(40):
+                pool.write_block(block, 0, False, data)
+                assert pool.read_block(block, 0) == data
+                assert pool.is_mapped(block)
+
+        with ThreadPoolExecutor(len(blocks)) as threads:
+            assert list(threads.map(copy, blocks)) == [None] * len(blocks)
 
 
 def test_no_memory_is_an_exception_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
