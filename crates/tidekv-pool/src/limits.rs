@@ -18,6 +18,8 @@
 //! | the current      | different | conflict   | none                                     |
 //! | above            | any       | new        | in force from now on                     |
 //!
+//! The limit at the start is nobody's order, so the first order is new whatever its revision is, 0 too.
+//!
 //! Pure: what a limit means for pages is decided by its users.
 
 use tidekv_core::units::{Bytes, GroupId};
@@ -88,6 +90,8 @@ pub(crate) enum Verdict {
 pub(crate) struct Limits {
     bytes: Bytes,
     revision: u64,
+    /// Whether somebody ordered this limit: the one at the start has revision 0, and an order may have that too.
+    is_ordered: bool,
     /// The segment's word when we last looked or wrote.
     segment_word: Bytes,
 }
@@ -95,7 +99,7 @@ pub(crate) struct Limits {
 impl Limits {
     /// The limit a pool starts with has revision 0.
     pub(crate) fn new(start: Bytes) -> Self {
-        Self { bytes: start, revision: 0, segment_word: start }
+        Self { bytes: start, revision: 0, is_ordered: false, segment_word: start }
     }
 
     pub(crate) fn bytes(&self) -> Bytes {
@@ -111,26 +115,30 @@ impl Limits {
         if revision < self.revision {
             return Verdict::Stale;
         }
-        if revision == self.revision {
+        if revision == self.revision && self.is_ordered {
             return if bytes == self.bytes { Verdict::Repeated } else { Verdict::Conflict };
         }
-        (self.bytes, self.revision) = (bytes, revision);
+        self.put(bytes, revision);
         Verdict::New
+    }
+
+    fn put(&mut self, bytes: Bytes, revision: u64) {
+        (self.bytes, self.revision, self.is_ordered) = (bytes, revision, true);
     }
 
     /// An order without a revision: it is the latest.
     pub(crate) fn order_next(&mut self, bytes: Bytes) {
-        self.bytes = bytes;
-        self.revision = self.revision.saturating_add(1);
+        self.put(bytes, self.revision.saturating_add(1));
     }
 
     /// A look at the ledger entry, where `kvctl` writes. Says whether the limit changed.
     ///
-    /// At an equal revision the entry is right: it was written under the ledger's lock.
+    /// At an equal revision the entry is right: it was written under the ledger's lock. At revision 0 it is no news: `kvctl`
+    /// counts from 1, so that is the limit at the start, read before an order of ours was written.
     pub(crate) fn see_ledger(&mut self, bytes: Bytes, revision: u64) -> bool {
-        let differs = revision > self.revision || (revision == self.revision && bytes != self.bytes);
+        let differs = revision > self.revision || (revision == self.revision && revision > 0 && bytes != self.bytes);
         if differs {
-            (self.bytes, self.revision) = (bytes, revision);
+            self.put(bytes, revision);
         }
         differs
     }
@@ -172,6 +180,26 @@ mod tests {
         assert_eq!(limits.order(Bytes(500), 7), Verdict::Repeated);
         assert_eq!(limits.order(Bytes(400), 7), Verdict::Conflict);
         assert_eq!((limits.bytes(), limits.revision()), (Bytes(500), 7));
+    }
+
+    #[test]
+    fn the_first_order_is_new_whatever_its_revision_is() {
+        for (bytes, revision) in [(Bytes(500), 0), (START, 0), (Bytes(500), 1)] {
+            let mut limits = Limits::new(START);
+            assert_eq!(limits.order(bytes, revision), Verdict::New);
+            assert_eq!((limits.bytes(), limits.revision()), (bytes, revision));
+            assert_eq!(limits.order(bytes, revision), Verdict::Repeated);
+            assert_eq!(limits.order(Bytes(400), revision), Verdict::Conflict);
+        }
+        // A look at the ledger from before it does not undo it.
+        let mut limits = Limits::new(START);
+        limits.order(Bytes(500), 0);
+        assert!(!limits.see_ledger(START, 0));
+        assert_eq!(limits.bytes(), Bytes(500));
+        // kvctl was first, and its orders begin at 1.
+        let mut limits = Limits::new(START);
+        assert!(limits.see_ledger(Bytes(300), 1));
+        assert_eq!(limits.order(Bytes(500), 0), Verdict::Stale);
     }
 
     #[test]
@@ -234,7 +262,8 @@ mod tests {
                 let changed = match order {
                     Order::Revised(bytes, revision) => {
                         let verdict = limits.order(Bytes(bytes), revision);
-                        prop_assert_eq!(verdict == Verdict::New, revision > before.revision);
+                        let first = !before.is_ordered && revision == 0;
+                        prop_assert_eq!(verdict == Verdict::New, first || revision > before.revision);
                         verdict == Verdict::New
                     }
                     Order::Next(bytes) => {

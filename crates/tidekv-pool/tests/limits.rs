@@ -55,6 +55,21 @@ fn revisions_are_judged_as_kvcached_does() {
 }
 
 #[test]
+fn the_first_order_is_carried_out_with_revision_0_too() {
+    let device = Device::new(64);
+    let pool = device.pool("a");
+    let state = pool.set_limit(pages(4), 0).unwrap();
+    assert_eq!((state.status, state.revision, state.effective_limit_bytes), (LimitStatus::Applied, 0, pages(4)));
+    assert_eq!(pool.set_limit(pages(4), 0).unwrap().status, LimitStatus::Applied);
+    assert_eq!(pool.set_limit(pages(9), 0).unwrap().status, LimitStatus::Conflict);
+    assert_eq!(pool.set_limit(pages(9), 1).unwrap().status, LimitStatus::Applied);
+    // Where somebody was faster, revision 0 is an old one.
+    let pool = device.pool("b");
+    pool.resize(pages(9)).unwrap();
+    assert_eq!(pool.set_limit(pages(4), 0).unwrap().status, LimitStatus::Stale);
+}
+
+#[test]
 fn a_limit_below_use_is_deferred_until_blocks_are_freed() {
     let device = Device::new(16);
     let pool = device.pool("a");

@@ -56,7 +56,8 @@ class CallbackPool:
         # Pages whose callback raised when they were to be unmapped.
         self._stuck: list[int] = []
         self._limit_bytes = limit
-        self._revision = 0
+        # The limit at the start is nobody's order, so that of revision 0 is one.
+        self._revision = -1
         self._group = group
         self._lock = threading.RLock()
         self._written = (0, 0)
@@ -185,7 +186,7 @@ class CallbackPool:
         """Takes over a limit that somebody wrote to the segment since the last look."""
         words = _native.segment_read(self.name)
         if words is not None and words[0] != self._segment_word:
-            self._order(words[0], self._revision + 1)
+            self._order_next(words[0])
 
     def _order(self, limit: int, revision: int) -> None:
         self._limit_bytes, self._revision, self._segment_word = limit, revision, limit
@@ -193,8 +194,19 @@ class CallbackPool:
         counts = self._table.counts()
         self._unmap_idle(counts["idle_pages"] + counts["inuse_pages"] - counts["limit_pages"])
 
+    def _order_next(self, limit: int) -> None:
+        """An order without a revision: it is the latest, and the first of them is 1, as with a native pool."""
+        self._order(limit, max(self._revision, 0) + 1)
+
     def resize(self, limit: int) -> _native.LimitState:
-        return self.set_limit(limit, revision=self._revision + 1)
+        with self._lock:
+            self._follow_segment()
+            self._order_next(limit)
+            self._show_limit()
+            return self._state()
+
+    def _show_limit(self) -> None:
+        _native.segment_set_limit(self.name, self._limit_bytes)
 
     def set_limit(self, limit: int, *, revision: int) -> _native.LimitState:
         with self._lock:
@@ -205,7 +217,7 @@ class CallbackPool:
                 return self._state("conflict")
             if revision > self._revision:
                 self._order(limit, revision)
-                _native.segment_set_limit(self.name, limit)
+                self._show_limit()
             return self._state()
 
     def limit_state(self) -> _native.LimitState:
@@ -225,7 +237,7 @@ class CallbackPool:
             "limit_bytes": self._limit_bytes,
             "effective_limit_bytes": effective,
             "current_capacity_bytes": self.geometry.page_count * self._page_bytes,
-            "revision": self._revision,
+            "revision": max(self._revision, 0),
             "mapped_bytes": mapped,
             "remaining_bytes": max(0, effective - mapped),
             "overage_bytes": max(0, mapped - effective),

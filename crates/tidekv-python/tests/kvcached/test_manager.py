@@ -171,6 +171,23 @@ def test_revisions_decide_which_limit_is_in_force(manager: Any, eventually: Any)
         made.set_memory_limit(-1, revision=5)
 
 
+@pytest.mark.parametrize("by_callbacks", [False, True])
+def test_the_first_order_is_carried_out_with_revision_0_too(manager: Any, by_callbacks: bool) -> None:
+    made = manager(8, 16)
+    if by_callbacks:
+        made.page_allocator.set_broadcast_map_callback(lambda size, offsets: None)
+        made.page_allocator.set_broadcast_unmap_callback(lambda size, offsets: None)
+    assert made.memory_limit_state()["revision"] == 0
+    state = made.set_memory_limit(2 * BUNDLE, revision=0)
+    assert (state["status"], state["revision"], state["effective_limit_bytes"]) == ("applied", 0, 2 * BUNDLE)
+    assert made.alloc(33) is None
+    assert made.set_memory_limit(2 * BUNDLE, revision=0)["status"] == "applied"
+    assert made.set_memory_limit(3 * BUNDLE, revision=0)["status"] == "conflict"
+    # An order without a revision is the next one, so 0 is an old one from now on.
+    assert made.resize(8 * PAGE) and made.memory_limit_state()["revision"] == 1
+    assert made.set_memory_limit(2 * BUNDLE, revision=0)["status"] == "stale"
+
+
 def test_tensors_may_come_after_their_manager(tensors: Any) -> None:
     made = KVCacheManager(8 * 16, 16, PAGE // 256, LAYERS, reserve_null_block=True)
     assert made.page_allocator.get_num_total_pages() == 8
