@@ -36,6 +36,15 @@ const REFILL_CHUNK: Bytes = Bytes::mib(32);
 /// mapping ahead or giving back count as held, and are about to be usable or gone.
 const OWN_PATIENCE: Duration = Duration::from_millis(50);
 
+/// Who waits for longer than clocks count waits for so long.
+const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+/// When a wait ends that begins now.
+pub(crate) fn deadline_in(wait: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(wait).unwrap_or(now + FOR_EVER)
+}
+
 /// What a plan is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
@@ -56,7 +65,7 @@ impl Inner {
     ) -> Result<(), PoolError> {
         let outcome = match wait {
             Duration::ZERO => self.grow_at_once(count, purpose, out),
-            wait => self.grow_within(count, purpose, Instant::now() + wait, out),
+            wait => self.grow_within(count, purpose, deadline_in(wait), out),
         };
         if outcome.is_err() {
             self.account.tally.failures.fetch_add(1, Relaxed);

@@ -104,6 +104,19 @@ fn more_than_the_pool_can_ever_give_is_no_miss() {
 }
 
 #[test]
+fn a_wait_longer_than_clocks_count_is_a_wait() {
+    let device = Device::new(8);
+    let pool = device.pool("a");
+    let held = alloc(&pool, 8 * BLOCKS);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| pool.alloc_within(1, std::time::Duration::MAX, &mut Vec::new()));
+        device.until("it waits", |view| view.entries[0].demand > Bytes::ZERO);
+        pool.free(&held, NO_WORK).unwrap();
+        waiting.join().unwrap().unwrap();
+    });
+}
+
+#[test]
 fn pages_wait_for_their_step() {
     let device = Device::new(8);
     let pool = device.pool("a");

@@ -31,12 +31,11 @@ use super::error::{FleetError, PageMark, RankFault};
 use super::tend::Tending;
 use super::wire::Wire;
 use super::{RankId, RankPages};
+use crate::grow::deadline_in;
 use crate::table::assert_unlocked;
 
 /// What a late rank is waited for: it answers at once, or with the next look.
 const COURTESY: Duration = Duration::from_millis(20);
-/// Without a timeout an operation waits for so long.
-const UNBOUNDED: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// The connections of all stages, by stage.
 pub(super) type Wires = Vec<Box<dyn Wire>>;
@@ -90,7 +89,7 @@ impl Exchange {
     }
 
     pub(super) fn deadline(&self) -> Instant {
-        Instant::now() + self.config.timeout.unwrap_or(UNBOUNDED)
+        deadline_in(self.config.timeout.unwrap_or(Duration::MAX))
     }
 
     /// Maps pages on every rank of the group, or on none; `ahead` where nobody waits for them.

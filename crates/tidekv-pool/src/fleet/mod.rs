@@ -96,6 +96,7 @@ use tidekv_core::pages::Fence;
 use tidekv_core::units::{GroupId, PageId};
 use tidekv_ipc::broadcast::{Broadcaster, strategy};
 
+use crate::grow::deadline_in;
 use crate::owed::Owed;
 use book::Standing;
 use exchange::{Exchange, Wires};
@@ -185,7 +186,7 @@ impl Fleet {
     }
 
     fn over(config: FleetConfig, wires: Wires) -> Result<Self, FleetError> {
-        let deadline = Instant::now() + config.start_patience;
+        let deadline = deadline_in(config.start_patience);
         let exchange = Exchange::new(config, wires);
         loop {
             exchange.look_for_the_lost(&mut exchange.wires());

@@ -34,6 +34,7 @@ use crate::config::{ConfigError, Share};
 use crate::entry::Terms;
 use crate::error::PoolError;
 use crate::fleet::RankId;
+use crate::grow::deadline_in;
 use fence::Synchronise;
 use group::{WorkerGroup, describe, refusal};
 
@@ -237,7 +238,7 @@ impl Hand {
     fn unmap(&mut self, order: &Order, pages: &[PageId], after: Option<Step>) -> Verdict {
         let mut groups = self.groups.lock();
         let Some(group) = groups.get_mut(&order.group) else { return unknown(order.group) };
-        let deadline = Instant::now() + self.fence_patience;
+        let deadline = deadline_in(self.fence_patience);
         let device = Synchronise(Arc::clone(group.reservation().backend()));
         let fence = &mut self.fence;
         group.unmap(order.epoch, pages, || wait(fence, device, after, deadline))
