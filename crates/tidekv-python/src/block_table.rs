@@ -118,7 +118,7 @@ impl BlockTable {
         py: Python<'py>,
         #[pyo3(from_py_with = numbers::count)] count: u32,
     ) -> PyResult<Option<Bound<'py, PyList>>> {
-        let mut leases = Vec::with_capacity(count as usize);
+        let mut leases = Vec::new();
         let taken = self.table().blocks.alloc_mapped(count, &mut leases).is_ok();
         if taken { self.list(py, &leases).map(Some) } else { Ok(None) }
     }

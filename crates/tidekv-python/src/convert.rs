@@ -8,8 +8,14 @@ use tidekv_pool::{LimitState, PoolSnapshot, ReclaimRequest};
 
 use crate::error::Refused;
 
+/// What `inf` and `sys.maxsize` seconds come to: no clock counts so far, and nobody waits for longer.
+const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
 /// Seconds as Python counts them.
 pub(crate) fn duration(what: &str, seconds: f64) -> Result<Duration, Refused> {
+    if seconds >= FOR_EVER.as_secs_f64() {
+        return Ok(FOR_EVER);
+    }
     Duration::try_from_secs_f64(seconds)
         .map_err(|_| Refused::argument(format!("{what} is {seconds} seconds: give a number from 0 on")))
 }

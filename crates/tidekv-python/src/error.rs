@@ -195,9 +195,7 @@ impl From<MemError> for Refused {
                 Self::new("Unmapped", message).number("offset", offset).number("end", end)
             }
             MemError::Forked => Self::forked("region"),
-            MemError::Busy { page } => {
-                Self::new("MapFailed", message).number("page", page.0).truth("transient", true)
-            }
+            MemError::Busy { page } => Self::new("MapFailed", message).number("page", page.0).truth("transient", true),
             _ => Self::new("MapFailed", message),
         }
     }

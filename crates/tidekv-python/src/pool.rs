@@ -282,7 +282,7 @@ impl Pool {
         wait: Option<f64>,
     ) -> PyResult<Bound<'py, PyList>> {
         let open = self.open()?;
-        let mut leases = Vec::with_capacity(count as usize);
+        let mut leases = Vec::new();
         if !open.pool.alloc_mapped(count, &mut leases).map_err(Refused::from)? {
             let wait = wait.map(|seconds| convert::duration("wait", seconds)).transpose()?;
             py.detach(|| match wait {
@@ -300,7 +300,7 @@ impl Pool {
         #[pyo3(from_py_with = numbers::count)] count: u32,
     ) -> PyResult<Option<Bound<'py, PyList>>> {
         let open = self.open()?;
-        let mut leases = Vec::with_capacity(count as usize);
+        let mut leases = Vec::new();
         let at_once =
             self.set_aside.load(Relaxed) == 0 && open.pool.alloc_mapped(count, &mut leases).map_err(Refused::from)?;
         if !at_once {
@@ -352,7 +352,7 @@ impl Pool {
         #[pyo3(from_py_with = numbers::count)] count: u32,
     ) -> PyResult<Bound<'py, PyList>> {
         let open = self.open()?;
-        let mut leases = Vec::with_capacity(count as usize);
+        let mut leases = Vec::new();
         open.pool.alloc_reserved(count, &mut leases).map_err(Refused::from)?;
         self.set_aside.fetch_sub(count, Relaxed);
         self.list(py, &leases)
@@ -443,7 +443,7 @@ impl Pool {
         let open = self.open()?;
         let (reservation, _) = self.memory(&open.pool)?;
         let bytes = py.detach(|| {
-            let mut data = vec![0; usize::try_from(bytes).unwrap_or(usize::MAX)];
+            let mut data = numbers::room(usize::try_from(bytes).unwrap_or(usize::MAX))?;
             let read = reservation.read(ByteOffset(offset), &mut data);
             read.map(|()| data).map_err(|error| about_block(error, block))
         })?;

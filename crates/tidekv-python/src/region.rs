@@ -231,7 +231,9 @@ impl Region {
     fn read<'py>(&self, py: Python<'py>, offset: u64, nbytes: usize) -> PyResult<Bound<'py, PyBytes>> {
         self.state.check_open()?;
         let bytes = py.detach(|| {
-            let mut bytes = vec![0; nbytes];
+            // Looked at before memory for it is taken.
+            self.state.reservation.check_range(ByteOffset(offset), nbytes as u64)?;
+            let mut bytes = numbers::room(nbytes)?;
             self.state.reservation.read(ByteOffset(offset), &mut bytes).map(|()| bytes).map_err(Refused::from)
         })?;
         Ok(PyBytes::new(py, &bytes))

@@ -122,6 +122,49 @@ def test_counts_that_are_no_counts() -> None:
                 pool.alloc(wrong)
 
 
+def test_numbers_that_no_memory_could_hold_are_refused_before_any_is_taken() -> None:
+    """In a process of its own: the end of it is what this is about."""
+    run_script(
+        """
+        import sys
+        import tidekv
+
+        def refused(kind, call, *arguments, **more):
+            try:
+                call(*arguments, **more)
+            except kind:
+                return
+            raise AssertionError(f"{call} did not raise {kind}")
+
+        most = 2**32 - 1
+        layout = tidekv.Layout.heads(2, 2, 32, dtype="float16", block_tokens=4, chunk_bytes=16384)
+        region = tidekv.Region("cpu", pages=2, chunk_bytes=4096)
+        region.map([0])
+        for size in (4097, 1 << 50, 2**63 - 1):
+            refused(tidekv.Unmapped, region.read, 0, size)
+        refused(tidekv.Unmapped, region.read, 4095, 2)
+        assert region.read(0, 4096) == bytes(4096)
+        with tidekv.Pool(layout, device="cpu", pages=2, name="numbers") as pool:
+            refused(tidekv.NeverFits, pool.alloc, most)
+            refused(tidekv.NeverFits, pool.alloc, most, wait=1e300)
+            assert pool.try_alloc(most) is None and not pool.try_reserve(most)
+            refused(tidekv.NeverFits, pool.reserve, most)
+            refused(tidekv.BadArgument, pool.alloc_reserved, most)
+            assert pool.snapshot()["allocated_blocks"] == pool.reserved() == 0
+            # For ever: as long as anybody waits.
+            for wait in (sys.maxsize, float("inf"), 1e300):
+                pool.free(pool.alloc(pool.geometry.blocks_per_page, wait=wait))
+                pool.trim()
+            refused(tidekv.BadArgument, pool.alloc, 1 << 10, wait=float("nan"))
+            table = tidekv.BlockTable(pool.geometry)
+            assert table.try_alloc(most) is None and table.claim(most) is None
+            assert table.retire(most) == []
+        with tidekv.Pool(layout, device="cpu", pages=2, name="patient", wait=sys.maxsize, decay=float("inf")) as pool:
+            pool.free(pool.alloc(pool.geometry.blocks_per_page))
+        """
+    )
+
+
 def test_a_machine_without_a_gpu_says_so() -> None:
     if tidekv._native.device_count() > 0:
         pytest.skip("SKIPPED: there is a GPU")
