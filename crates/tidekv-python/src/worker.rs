@@ -1,4 +1,7 @@
 //! `Worker`: one rank, served by a thread of its own that never needs the interpreter.
+//!
+//! That thread holds the worker's locks while it waits for the device. So every method lets go of the interpreter before it takes
+//! one, or a look at a worker would stop all threads of Python for as long as a kernel runs.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -128,9 +131,9 @@ impl Worker {
     }
 
     #[getter]
-    fn running(&self) -> bool {
-        !self.state.birth.is_foreign()
-            && self.state.placed().as_ref().and_then(|placed| placed.thread.as_ref()).is_some_and(|t| !t.is_finished())
+    fn running(&self, py: Python<'_>) -> bool {
+        let is_running = |placed: &Placed| placed.thread.as_ref().is_some_and(|thread| !thread.is_finished());
+        !self.state.birth.is_foreign() && py.detach(|| self.state.placed().as_ref().is_some_and(is_running))
     }
 
     #[pyo3(signature = (group, region, *, budget = None, utilization = None, floor = 0, ceiling = None, weight = 1,
@@ -171,30 +174,34 @@ impl Worker {
         })
     }
 
-    fn groups(&self) -> Result<Vec<u32>, Refused> {
+    fn groups(&self, py: Python<'_>) -> Result<Vec<u32>, Refused> {
         self.check_birth()?;
-        let place = self.state.placed();
-        let placed = place.as_ref().ok_or_else(|| Refused::closed("worker"))?;
-        Ok(placed.groups.ids().into_iter().map(|group| group.0).collect())
+        py.detach(|| {
+            let place = self.state.placed();
+            let placed = place.as_ref().ok_or_else(|| Refused::closed("worker"))?;
+            Ok(placed.groups.ids().into_iter().map(|group| group.0).collect())
+        })
     }
 
-    fn start(&self) -> Result<(), Refused> {
+    fn start(&self, py: Python<'_>) -> Result<(), Refused> {
         self.check_birth()?;
-        let mut place = self.state.placed();
-        let placed = place.as_mut().ok_or_else(|| Refused::closed("worker"))?;
-        let Some(mut worker) = placed.worker.take() else { return Ok(()) };
-        let spawned = thread::Builder::new().name("tidekv-worker".to_owned()).spawn(move || worker.run());
-        placed.thread =
-            Some(spawned.map_err(|error| Refused::new("FileProblem", format!("no thread could be started: {error}")))?);
-        Ok(())
+        py.detach(|| {
+            let mut place = self.state.placed();
+            let placed = place.as_mut().ok_or_else(|| Refused::closed("worker"))?;
+            let Some(mut worker) = placed.worker.take() else { return Ok(()) };
+            let spawned = thread::Builder::new().name("tidekv-worker".to_owned()).spawn(move || worker.run());
+            let refused = |error| Refused::new("FileProblem", format!("no thread could be started: {error}"));
+            placed.thread = Some(spawned.map_err(refused)?);
+            Ok(())
+        })
     }
 
     fn stop(&self, py: Python<'_>) {
         py.detach(|| self.state.close());
     }
 
-    fn __repr__(&self) -> String {
-        format!("Worker({:?}, running={})", self.socket_path.display(), self.running())
+    fn __repr__(&self, py: Python<'_>) -> String {
+        format!("Worker({:?}, running={})", self.socket_path.display(), self.running(py))
     }
 
     fn __reduce__(&self) -> PyResult<()> {

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import random
+import struct
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import tidekv
@@ -235,3 +239,39 @@ def test_fleets_and_workers_that_cannot_be() -> None:
         Worker("taken", 0)
     assert taken.value.path == worker.socket_path
     worker.stop()
+
+
+def test_a_look_at_a_worker_that_is_busy_leaves_the_interpreter_to_others(runtime_dir: Path) -> None:
+    """Here it is busy with the ledger, whose lock another has; on a GPU it would be waiting for the device."""
+    neighbour = Pool(kv_layout(True), region=kv_region(True), name="neighbour")
+    (ledger,) = runtime_dir.glob("kvcached-ledger-*")
+    worker = Worker("busy", 0)
+
+    def lock_table(kind: int) -> None:
+        fcntl.fcntl(file, fcntl.F_OFD_SETLKW, struct.pack("hhqqi4x", kind, 0, 0, 1, 0))
+
+    asked, stop = [0], threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            worker.groups()
+            asked[0] += 1
+
+    with ledger.open("r+b") as file, ThreadPoolExecutor(2) as threads:
+        lock_table(fcntl.F_WRLCK)
+        added = threads.submit(worker.add_group, 0, kv_region(True))
+        looked = threads.submit(look)
+        # Until the looks find it busy. It gives the ledger up after two seconds, unless somebody lets it go on.
+        try:
+            seen, until = -1, time.monotonic() + 1
+            while asked[0] != seen and time.monotonic() < until:
+                seen = asked[0]
+                stop.wait(0.05)
+            lock_table(fcntl.F_UNLCK)
+            added.result(60)
+        finally:
+            stop.set()
+        looked.result(60)
+    assert worker.groups() == [0]
+    worker.stop()
+    neighbour.close()
