@@ -158,13 +158,14 @@ impl Layout {
         Ok(row.saturating_mul(u64::from(self.shape.layers)))
     }
 
-    #[pyo3(signature = (*, pages = None, capacity = None, device = "cpu", granularity = None))]
+    #[pyo3(signature = (*, pages = None, capacity = None, device = "cpu", granularity = None, env = false))]
     fn geometry(
         &self,
         pages: Option<u32>,
         capacity: Option<u64>,
         device: &str,
         granularity: Option<u64>,
+        env: bool,
     ) -> Result<Geometry, Refused> {
         let granularity = match granularity {
             Some(bytes) => Bytes(bytes),
@@ -172,8 +173,13 @@ impl Layout {
         };
         let capacity = capacity_of(pages, capacity)?
             .ok_or_else(|| Refused::argument("a geometry needs a size: give `pages` or `capacity`"))?;
-        let geometry = CoreGeometry::new(&self.config(capacity, granularity, None))?;
-        Ok(Geometry { layout: self.clone(), geometry })
+        let mut config = self.config(capacity, granularity, None);
+        if env && self.chunk.is_none() {
+            // As a pool does it.
+            let page_size = std::env::var("KVCACHED_PAGE_SIZE_MB").ok();
+            config.chunk = ChunkChoice::from_page_size_mb(page_size.as_deref())?;
+        }
+        Ok(Geometry { layout: self.clone(), geometry: CoreGeometry::new(&config)? })
     }
 
     fn __hash__(&self) -> u64 {

@@ -90,9 +90,16 @@ class Layout:
         """Bytes of one block over all layers and buffers."""
 
     def geometry(
-        self, *, pages: int | None = None, capacity: int | None = None, device: str = "cpu", granularity: int | None = None
+        self,
+        *,
+        pages: int | None = None,
+        capacity: int | None = None,
+        device: str = "cpu",
+        granularity: int | None = None,
+        env: bool = False,
     ) -> Geometry:
-        """The addresses, for so many pages or as many as `capacity` bytes can back. Opens no device: `cuda` means 2 MiB."""
+        """The addresses, for so many pages or as many as `capacity` bytes can back. Opens no device: `cuda` means 2 MiB. With
+        `env` they are those of a `Pool`, which takes KVCACHED_PAGE_SIZE_MB where the layout says no `chunk_bytes`."""
 
     def __eq__(self, other: object) -> bool: ...
     def __hash__(self) -> int: ...

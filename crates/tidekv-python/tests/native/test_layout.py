@@ -97,3 +97,20 @@ def size(shape: tuple[int, ...]) -> int:
     for part in shape:
         product *= part
     return product
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("page_size", [None, "", "4"])
+def test_a_geometry_can_be_the_one_that_a_pool_will_have(
+    monkeypatch: pytest.MonkeyPatch, layout: str, page_size: str | None
+) -> None:
+    if page_size is not None:
+        monkeypatch.setenv("KVCACHED_PAGE_SIZE_MB", page_size)
+    made = Layout.heads(2, 2, 64, layout=layout)
+    foreseen = made.geometry(pages=3, device="cpu", env=True)
+    with tidekv.Pool(made, device="cpu", pages=3, name="foreseen") as pool:
+        assert (pool.geometry.page_bytes, pool.geometry.id_count) == (foreseen.page_bytes, foreseen.id_count)
+    assert (foreseen.chunk_bytes == 4 << 20) == (page_size == "4")
+    assert made.geometry(pages=3).chunk_bytes < 4 << 20
+    said = Layout.heads(2, 2, 64, layout=layout, chunk_bytes=1 << 20)
+    assert said.geometry(pages=3, env=True).chunk_bytes == 1 << 20

@@ -235,3 +235,21 @@ def test_k_and_v_of_different_widths_are_refused(made: Any) -> None:
             2048, page_size=16, dtype=torch.float32, head_num=2, head_dim=64, v_head_dim=32, layer_num=2, device="cpu",
             enable_memory_saver=False,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["mha", "mla"])
+def test_larger_pages_of_the_operator_are_fewer(made: Any, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setenv("KVCACHED_PAGE_SIZE_MB", "8")
+    if kind == "mha":
+        kvcache = mha(made, 8192, 64)
+    else:
+        kvcache = ElasticMLAPool(
+            8192, page_size=64, dtype=torch.bfloat16, kv_lora_rank=512, qk_rope_head_dim=64, layer_num=2, device="cpu",
+            enable_memory_saver=False,
+        )  # fmt: skip
+        made.append(kvcache)
+    geometry = kvcache.pool.geometry
+    assert geometry.chunk_bytes == 8 << 20
+    # Room for what was asked for and the null block, in whole pages, and not for a multiple of it.
+    tokens = geometry.blocks_per_page * 64
+    assert 8192 <= kvcache.size < 8192 + 2 * tokens

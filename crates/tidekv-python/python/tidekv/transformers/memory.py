@@ -35,7 +35,7 @@ class PoolOptions(TypedDict, total=False):
 def open_pool(layout: Layout, device: torch.device, blocks: int, options: PoolOptions) -> Pool:
     """A pool on the device that torch means, with address space for at least so many blocks."""
     place = device.type
-    pages = -(-blocks // layout.geometry(pages=1, device=place).blocks_per_page)
+    pages = -(-blocks // layout.geometry(pages=1, device=place, env=True).blocks_per_page)
     if place == "cuda":
         place = f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
     # Nothing is mapped ahead of demand: a page lasts for many tokens, and what is trimmed stays away.

@@ -57,7 +57,7 @@ class ElasticPool:
         """Reserves addresses for at least `size` tokens and the null block, and makes `size` what they are enough for."""
         require_hooks()
         place = self.device.partition(":")[0]
-        shape = layout.geometry(pages=1, device=place)
+        shape = layout.geometry(pages=1, device=place, env=True)
         pages = -(-(self.size // self.page_size + 1) // shape.blocks_per_page)
         if layout.buffers_per_layer == 2:
             # V begins a whole number of blocks behind K, for kernels that reach it by block ids.
