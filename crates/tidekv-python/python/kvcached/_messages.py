@@ -88,6 +88,21 @@ def _read(sock: socket.socket, count: int, until: float | None) -> bytes:
     return bytes(parts)
 
 
+def has_left(sock: socket.socket) -> bool:
+    """Whether the peer has closed the connection. What it sent before stays to be read."""
+    patience = sock.gettimeout()
+    try:
+        # With a timeout Python would wait for bytes first, whatever the flags say.
+        sock.setblocking(False)
+        return sock.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    finally:
+        sock.settimeout(patience)
+
+
 def check_peer(sock: socket.socket) -> None:
     """Refuses peers that run as somebody else. The kernel says who they are, not they themselves."""
     _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))

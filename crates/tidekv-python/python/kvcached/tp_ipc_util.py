@@ -6,7 +6,8 @@
         {"status": "success"}              <-----------   map_to_kv_tensors(offsets)
 
 A broadcast reaches all ranks at once and waits for all of them, until one deadline. It is done by all or by none: where
-one rank refuses, those that had mapped unmap again, and the error names the rank.
+one rank refuses, those that had mapped unmap again, and the error names the rank. A rank that comes to an order after the deadline
+finds the scheduler gone and does nothing; one that was mapping meanwhile finds nobody to tell, and unmaps again.
 
 A ``KVCacheManager`` sends one such message, ``serve_group``, and goes on over the native fleet: the worker's pages are
 then mapped by a native thread, with no interpreter on the way, reserved in its device's ledger, in two phases, and given
@@ -273,13 +274,28 @@ class _Listener:
         try:
             _messages.check_peer(connection)
             order = _messages.receive(connection, time.monotonic() + _ORDER_PATIENCE_S)
+            if _messages.has_left(connection):
+                # It has given us up, and counts on nothing having been done.
+                raise ConnectionError("the peer left before its order was obeyed")
             answer = self._obey(order)
         except (ConnectionError, TimeoutError):
             return  # Nobody is there to be answered.
         except Exception as error:
             logger.warning("rank %d (pp_rank=%d): %s", *self.place, error)
             answer = {"status": "error", "message": str(error)}
-        _messages.send(connection, answer)
+        try:
+            _messages.send(connection, answer)
+        except OSError:
+            if answer["status"] == "success":
+                self._undo(order)
+
+    def _undo(self, order: Message) -> None:
+        """Nobody knows that it was obeyed: pages that stayed mapped could never be mapped again."""
+        if order["cmd"] == "map_to_kv_tensors":
+            try:
+                vmm_ops.unmap_from_kv_tensors(order["offsets"], group_id=int(order.get("group_id", 0)))
+            except Exception as error:
+                logger.warning("rank %d (pp_rank=%d): pages stay mapped that nobody counts: %s", *self.place, error)
 
     def _obey(self, order: Any) -> Message:
         if isinstance(order, dict) and order.get("cmd") == "serve_group":

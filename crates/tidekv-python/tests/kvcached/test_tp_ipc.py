@@ -184,6 +184,58 @@ def test_a_worker_answers_everything_and_lives(tensors: Any) -> None:
     assert exchange({"cmd": "map_to_kv_tensors", "offsets": [0]})["status"] == "error"
 
 
+def test_a_peer_that_has_left_is_seen_before_its_bytes_are_read(pair: Any) -> None:
+    pair[1].settimeout(30)
+    assert not _messages.has_left(pair[1])
+    send_msg(pair[0], {"cmd": "x"})
+    assert recv_msg(pair[1]) == {"cmd": "x"} and not _messages.has_left(pair[1])
+    assert pair[1].gettimeout() == 30
+    pair[0].close()
+    assert _messages.has_left(pair[1])
+
+
+def gate(monkeypatch: pytest.MonkeyPatch, before: bool) -> tuple[threading.Event, threading.Event]:
+    """Stops the listener before or after it has obeyed its first order: the event that it is there, and the one that lets it go on."""
+    reached, go_on = threading.Event(), threading.Event()
+    real = vmm_ops.kv_tensors_created if before else vmm_ops.map_to_kv_tensors
+
+    def held(*arguments: Any, **more: Any) -> bool:
+        done = real(*arguments, **more)
+        reached.set()
+        assert go_on.wait(60)
+        return bool(done)
+
+    monkeypatch.setattr(vmm_ops, real.__name__, held)
+    return reached, go_on
+
+
+@pytest.mark.parametrize("is_busy_before", [True, False])
+def test_a_rank_that_was_given_up_maps_nothing(
+    tensors: Any, monkeypatch: pytest.MonkeyPatch, is_busy_before: bool
+) -> None:
+    """Busy with something else when the order came, or with the order itself."""
+    tensors(4)
+    start_worker_listener_thread(0)
+    with monkeypatch.context() as patch:
+        reached, go_on = gate(patch, is_busy_before)
+        other = threading.Thread(target=broadcast_kv_tensors_created, args=(1,))
+        if is_busy_before:
+            other.start()
+            assert reached.wait(60)
+        patch.setattr(tp_ipc_util, "IPC_TIMEOUT_S", 0.2)
+        with pytest.raises(RuntimeError, match="did not answer map_to_kv_tensors within 0.2s"):
+            broadcast_map_to_kv_tensors(1, [0])
+        assert reached.wait(60)
+        go_on.set()
+        if is_busy_before:
+            other.join(60)
+    # One order after the other: when this one is answered, those before it are over.
+    assert broadcast_kv_tensors_created(1)
+    assert _runtime.region(0).mapped_pages == 0
+    broadcast_map_to_kv_tensors(1, [0])
+    assert _runtime.region(0).is_mapped(0)
+
+
 def test_a_rank_has_one_worker() -> None:
     start_worker_listener_thread(0)
     with pytest.raises(RuntimeError, match="living worker"):
