@@ -6,6 +6,7 @@ same limits, the same background thread as behind a ``KVCacheManager``. A manage
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
@@ -238,6 +239,7 @@ class PageAllocator(PageView):
         )
         super().__init__(plan)
         self._opened: _native.Pool | CallbackPool | None = None
+        self._close_opened: weakref.finalize[Any, Any] | None = None
         self._callbacks: dict[str, Callback] = {}
         self._use_worker_ipc = world_size > 1
 
@@ -257,7 +259,9 @@ class PageAllocator(PageView):
                 self._opened = _opening.open_on_workers(self._plan)
             else:
                 self._opened = _opening.open_here(self._plan, _runtime.region(self._plan.group))
-            _runtime.close_at_stop(self._opened.close)
+            # The pool ends with its allocator, wherever else somebody has it.
+            self._close_opened = weakref.finalize(self, self._opened.close)
+            _runtime.close_at_stop(_opening.weak_close(self._opened))
         return self._opened
 
     def alloc_page(self) -> InternalPage:
@@ -297,7 +301,8 @@ class PageAllocator(PageView):
         if self._opened is not None:
             if self._opened.snapshot()["allocated_blocks"]:
                 raise RuntimeError("pages are in use: set the callbacks before the first page is allocated")
-            self._opened.close()
+            if self._close_opened is not None:
+                self._close_opened()
             self._opened = None
         self._callbacks[which] = callback
 

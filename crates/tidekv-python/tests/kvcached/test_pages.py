@@ -127,6 +127,28 @@ def test_blocks_are_grouped_by_page() -> None:
     assert pages.group_indices_by_page([0, 5, 1, 11, 4], block) == {0: [0, 1], 1: [5, 4], 2: [11]}
 
 
+@pytest.mark.parametrize("by_callbacks", [False, True])
+def test_an_allocator_that_is_dropped_gives_its_pages_back(tensors: Any, by_callbacks: bool) -> None:
+    """It is the only one of its group: the next one needs the place."""
+    import gc
+
+    from kvcached import _runtime
+    from kvcached.cli.utils import get_kv_cache_limit
+
+    tensors(4)
+    region = _runtime.region(0)
+    for _ in range(3):
+        made = allocator(4, ipc_name="dropped")
+        if by_callbacks:
+            made.set_broadcast_map_callback(lambda size, offsets: None)
+        assert len({made.alloc_page().page_id for _ in range(4)}) == 4
+        assert get_kv_cache_limit("dropped") is not None
+        del made
+        gc.collect()
+        assert get_kv_cache_limit("dropped") is None
+        assert by_callbacks or region.mapped_pages == 0
+
+
 # ---- under callbacks
 
 
