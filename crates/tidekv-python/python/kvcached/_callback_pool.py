@@ -13,12 +13,13 @@ carried out at the next call instead of at once.
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tidekv import MapFailed, _native
+from tidekv import FileProblem, MapFailed, TidekvError, _native
 
 from kvcached.utils import MAX_RESERVED_PAGES, get_kvcached_logger
 
@@ -60,11 +61,13 @@ class CallbackPool:
         self._revision = -1
         self._group = group
         self._lock = threading.RLock()
+        # What the segment shows: its limit, and what is used and kept ready.
+        self._segment_word = limit
         self._written = (0, 0)
         self.name = name if group == 0 else f"{name}_g{group}"
         self.closed = False
-        _native.segment_create(self.name, limit)
-        self._segment_word = limit
+        self._segment_path = _native.segment_path(self.name)
+        self._make_segment()
         self._remove_segment = weakref.finalize(self, _native.segment_delete, self.name)
 
     # ---- blocks
@@ -183,8 +186,15 @@ class CallbackPool:
     # ---- limits
 
     def _follow_segment(self) -> None:
-        """Takes over a limit that somebody wrote to the segment since the last look."""
-        words = _native.segment_read(self.name)
+        """Takes over a limit that somebody wrote to the segment since the last look. A segment that is gone comes back."""
+        try:
+            words = _native.segment_read(self.name)
+            if words is None and not os.path.exists(self._segment_path):
+                self._make_segment()
+                self._publish()
+        except TidekvError as error:
+            logger.debug("the segment of %s is looked at later: %s", self.name, error)
+            return
         if words is not None and words[0] != self._segment_word:
             self._order_next(words[0])
 
@@ -206,7 +216,11 @@ class CallbackPool:
             return self._state()
 
     def _show_limit(self) -> None:
-        _native.segment_set_limit(self.name, self._limit_bytes)
+        try:
+            if not _native.segment_set_limit(self.name, self._limit_bytes):
+                self._make_segment()
+        except TidekvError as error:
+            logger.debug("the segment of %s shows the new limit later: %s", self.name, error)
 
     def set_limit(self, limit: int, *, revision: int) -> _native.LimitState:
         with self._lock:
@@ -278,9 +292,26 @@ class CallbackPool:
     def _publish(self) -> None:
         counts = self._table.counts()
         words = (counts["inuse_pages"] * self._page_bytes, counts["idle_pages"] * self._page_bytes)
-        if words != self._written:
-            self._written = words
-            _native.segment_set_usage(self.name, *words)
+        if words == self._written:
+            return
+        try:
+            try:
+                _native.segment_set_usage(self.name, *words)
+            except FileProblem:
+                # Most likely somebody deleted it.
+                self._make_segment()
+                _native.segment_set_usage(self.name, *words)
+        except TidekvError as error:
+            # What operators see is late then. Blocks that were leased or freed are so all the same.
+            logger.debug("the segment of %s is written later: %s", self.name, error)
+            return
+        self._written = words
+
+    def _make_segment(self) -> None:
+        """Makes the segment with the limit in force. ``FileProblem`` where another pool has the name by now."""
+        _native.segment_create(self.name, self._limit_bytes)
+        self._segment_word = self._limit_bytes
+        self._written = (0, 0)
 
     def close(self) -> None:
         """Unmaps what is idle and removes the segment. May be called twice."""

@@ -250,6 +250,45 @@ def test_a_limit_written_by_an_operator_is_carried_out_at_the_next_call() -> Non
     pages.alloc_page()
 
 
+def test_a_segment_that_an_operator_deletes_costs_no_block_and_comes_back() -> None:
+    from kvcached.cli.utils import delete_kv_cache_segment, get_kv_cache_limit
+
+    pages, _ = with_callbacks(8)
+    bundle = PAGE * LAYERS * 2
+    taken = [pages.alloc_page().page_id]
+    assert pages.resize(6 * PAGE)
+    for act in (lambda: taken.append(pages.alloc_page().page_id), lambda: pages.free_page(taken.pop(0)), pages.trim):
+        assert delete_kv_cache_segment("callbacks")
+        act()
+        words = get_kv_cache_limit("callbacks")
+        assert words is not None and (words.total_size, words.used_size) == (6 * bundle, len(taken) * bundle)
+    assert delete_kv_cache_segment("callbacks") and pages.resize(5 * PAGE)
+    words = get_kv_cache_limit("callbacks")
+    assert words is not None and words.total_size == 5 * bundle
+    pages.free_pages(taken)
+    assert pages.get_page_state()["inuse_pages"] == 0
+
+
+def test_a_segment_that_cannot_be_written_is_late_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvcached.cli.utils import get_kv_cache_limit
+    from tidekv import FileProblem, _native
+
+    def refuse(*_: Any) -> None:
+        raise FileProblem("the lock is held")
+
+    pages, workers = with_callbacks(8)
+    pages.alloc_page()
+    with monkeypatch.context() as patch:
+        for name in ("segment_read", "segment_create", "segment_set_usage", "segment_set_limit"):
+            patch.setattr(_native, name, refuse)
+        pages.free_page(pages.alloc_page().page_id)
+        pages.alloc_page()
+        assert pages.resize(8 * PAGE) and pages.get_page_state()["inuse_pages"] == len(workers.mapped) == 2
+    pages.trim()
+    words = get_kv_cache_limit("callbacks")
+    assert words is not None and words.used_size == 2 * PAGE * LAYERS * 2
+
+
 def test_freeing_twice_is_found() -> None:
     pages, _ = with_callbacks(4)
     page = pages.alloc_page().page_id
