@@ -314,11 +314,24 @@ class CallbackPool:
         self._written = (0, 0)
 
     def close(self) -> None:
-        """Unmaps what is idle and removes the segment. May be called twice."""
+        """Unmaps everything and removes the segment. May be called twice."""
         with self._lock:
             if not self.closed:
                 self.closed = True
                 self._set_aside = []
                 self._table.clear()
+                self._unmap_stuck()
                 self._unmap_idle(self._table.counts()["idle_pages"])
+                self._unmap_null_block()
                 self._remove_segment()
+
+    def _unmap_null_block(self) -> None:
+        """Its page is in use for as long as the table lives, and so never idle; nobody else has blocks any more. Left mapped it could
+        not be mapped by who comes next."""
+        used = self._table.occupancy(range(self.geometry.page_count))
+        pages = [page for page, count in enumerate(used) if count]
+        if pages:
+            try:
+                self._unmap_pages(self._world_size, [page * self._offset_unit for page in pages])
+            except Exception:
+                logger.exception("the pages %s stay mapped after their pool", pages)

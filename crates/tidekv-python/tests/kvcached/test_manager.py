@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from kvcached import _runtime
+from kvcached import _runtime, vmm_ops
 from kvcached.kv_cache_manager import KVCacheManager
 from tidekv import NotLeased
 
@@ -255,3 +255,38 @@ def test_a_callback_that_raises_is_a_miss(tensors: Any, eventually: Any) -> None
     assert made.alloc(4) is None and not made.try_to_reserve(4)
     eventually(lambda: made.available_size() == 128)
     assert made.reserved_blocks == []
+
+
+def test_a_closed_manager_with_callbacks_leaves_no_page_to_the_next_one(tensors: Any) -> None:
+    tensors(8)
+    for _ in range(2):
+        made = KVCacheManager(8 * 16, 16, PAGE // 256, LAYERS, reserve_null_block=True)
+        # The tensors' own functions, as an engine that maps by itself would call them.
+        made.page_allocator.set_broadcast_map_callback(lambda size, offsets: vmm_ops.map_to_kv_tensors(offsets))
+        made.page_allocator.set_broadcast_unmap_callback(lambda size, offsets: vmm_ops.unmap_from_kv_tensors(offsets))
+        blocks = made.alloc(40)
+        assert blocks is not None and 0 not in blocks and _runtime.region(0).is_mapped(0)
+        made.free(blocks[:20])
+        made._slot.close()
+        assert _runtime.region(0).mapped_pages == 0
+
+
+def test_what_could_not_be_unmapped_is_tried_again_at_the_end(tensors: Any) -> None:
+    tensors(4)
+    made = KVCacheManager(4 * 16, 16, PAGE // 256, LAYERS, reserve_null_block=True)
+    mapped: set[int] = set()
+    is_busy = True
+
+    def unmap(size: int, offsets: list[int]) -> None:
+        if is_busy:
+            raise OSError("the device is busy")
+        mapped.difference_update(offsets)
+
+    made.page_allocator.set_broadcast_map_callback(lambda size, offsets: mapped.update(offsets))
+    made.page_allocator.set_broadcast_unmap_callback(unmap)
+    made.free(made.alloc(40))
+    made.trim()
+    assert len(mapped) == 3
+    is_busy = False
+    made._slot.close()
+    assert mapped == set()
