@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
-use tidekv_serve::router::{Instance, Life, Model};
+use tidekv_serve::router::{EngineKind, Instance, Life, Model};
 use tidekv_shm::RuntimeDir;
 
 use super::backoff::Backoff;
@@ -38,6 +38,7 @@ const ASK_EVERY: Duration = Duration::from_millis(100);
 /// How often one that is ready is asked, and how often it says that it is lost before it is believed.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 const LOST_LOOKS: u32 = 2;
+const LOOK_PATIENCE: Duration = Duration::from_secs(1);
 /// How long what an instance wrote may take to be read when nobody of its own is left: somebody else may hold the pipe.
 const LAST_LINES: Duration = Duration::from_secs(5);
 /// How often an instance of somebody else's is.
@@ -243,10 +244,16 @@ impl Keeper {
         self.set(Life::Starting, None, Some(pid), restarts);
         self.news(format!("started (pid {pid})"));
         let deadline = Instant::now() + self.plan.startup_timeout;
+        // Others have no word for it; and SGLang computes a token to answer, vLLM writes a line.
+        let can_be_lost = matches!(self.plan.spec.engine, EngineKind::Kvserve | EngineKind::Command);
         let mut ready: Option<(Instant, String)> = None;
         let mut lost = 0;
         loop {
-            let patience = if ready.is_some() { LOOK_EVERY } else { ASK_EVERY };
+            let patience = match &ready {
+                None => ASK_EVERY,
+                Some(_) if can_be_lost => LOOK_EVERY,
+                Some(_) => Duration::from_secs(3600),
+            };
             match process.wait(&self.stop, patience) {
                 Waited::Stop => {
                     self.news(format!("{} (pid {pid}) is being stopped", describe(&self.program)));
@@ -254,9 +261,10 @@ impl Keeper {
                     return End::Stopped;
                 }
                 Waited::Ended => break,
+                Waited::Nothing if ready.is_some() && !can_be_lost => {}
                 Waited::Nothing => {
                     if let Some((_, address)) = &ready {
-                        let Health::Lost(reason) = probe::health(address) else {
+                        let Health::Lost(reason) = probe::health(address, LOOK_PATIENCE) else {
                             lost = 0;
                             continue;
                         };

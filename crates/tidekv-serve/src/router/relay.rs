@@ -28,7 +28,7 @@ use tokio::time::Sleep;
 
 use super::Gateway;
 use super::error::Refusal;
-use super::model::Pass;
+use super::model::{EngineKind, Pass};
 use crate::connections::SlowBody;
 
 /// A request may be so large: pictures in it are large too.
@@ -109,8 +109,10 @@ async fn pass_on(
     let path = uri.path_and_query().map_or(uri.path(), |path| path.as_str());
     let gone = |reason| Refusal::EngineGone { model: model.spec().name.clone(), reason };
     let late = |_| Refusal::Deadline { model: model.spec().name.clone(), what: "the engine's answer" };
+    // Whose sleep is not ours to end says so itself, and is asked again with the next request: it may be woken past us.
+    let may_wake = sleep.wakes_on_request && model.spec().engine != EngineKind::Command;
     // Once more for an engine that slept; one that sleeps again says so itself.
-    for may_sleep in [true, false] {
+    for may_sleep in [may_wake, false] {
         let answer = gateway.upstream.send(method, &pass.address, path, &headers, &body);
         let answer = tokio::time::timeout_at(deadline.into(), answer).await.map_err(late)?;
         let answer = answer.map_err(|error| gone(error.to_string()))?;

@@ -41,10 +41,13 @@ class Up:
         self.url = first.removeprefix("listening on ") + "/"
 
     def complete(self, model: str) -> dict:
-        body = json.dumps({"model": model, "prompt": "Hello", "max_tokens": 8}).encode()
-        request = urllib.request.Request(f"{self.url}v1/completions", body, {"Content-Type": "application/json"})
+        return json.loads(self.ask({"model": model, "prompt": "Hello", "max_tokens": 8}))
+
+    def ask(self, body: dict) -> bytes:
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.url}v1/completions", json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
-            return json.load(answer)
+            return answer.read()
 
     def kvctl(self, *args: str) -> str:
         return subprocess.run([os.environ["KVCTL"], *args], env=self.env, check=True, capture_output=True, text=True).stdout
@@ -84,6 +87,9 @@ def test_it_shows_and_changes_what_really_is(up, open_page, picture) -> None:
     expect(card(page, pool)).to_contain_text("model chat")
     expect(card(page, pool).locator(".area").first).to_have_attribute("points", DRAWN)
     expect(figure(page, "host", "Budget of all pools")).to_have_text("64 MiB")
+    # An answer that comes whole has no first token.
+    expect(row(page, "chat")).not_to_contain_text("ms /")
+    assert b"[DONE]" in up.ask({"model": "chat", "prompt": "Hello", "max_tokens": 8, "stream": True})
     expect(row(page, "chat")).to_contain_text("ms /")
     picture(page, "dashboard-of-kvctl-up")
 

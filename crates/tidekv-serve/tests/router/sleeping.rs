@@ -126,14 +126,20 @@ fn an_engine_that_sleeps_unknown_to_the_router_is_woken_once_for_fifty_requests(
 }
 
 #[test]
-fn an_engine_that_is_found_asleep_stays_so_where_requests_wake_nobody() {
-    let script = Arc::new(Script { is_asleep: true.into(), ..Script::default() });
+fn an_engine_whose_sleep_is_somebody_elses_is_asked_again_with_every_request() {
     let sleep = SleepSettings { wakes_on_request: false, ..SleepSettings::default() };
-    let router = Running::one(Settings { sleep, ..settings() }, &script);
-    let refused = router.complete(&json!({"model": "m"}));
-    assert_eq!(refused.code(), (503, "model_asleep".to_owned()));
-    assert!(refused.body.contains("wakeup_on_request is off"), "{}", refused.body);
-    assert!(is_sleeping(&router.status("m")) && script.asked_of("/wake_up").is_empty());
+    for (sleep, engine) in [(sleep, EngineKind::Kvserve), (SleepSettings::default(), EngineKind::Command)] {
+        let script = Arc::new(Script { is_asleep: true.into(), ..Script::default() });
+        let models = vec![(ModelSpec { engine, ..spec("m") }, Arc::clone(&script))];
+        let router = Running::start(Settings { sleep, ..settings() }, models);
+        for _ in 0..2 {
+            assert_eq!(router.complete(&json!({"model": "m"})).code(), (503, "model_asleep".to_owned()), "{engine:?}");
+        }
+        // Woken past the router, which had taken it for asleep for ever.
+        script.is_asleep.store(false, Ordering::SeqCst);
+        assert_eq!(router.complete(&json!({"model": "m"})).status, 200, "{engine:?}");
+        assert!(script.asked_of("/wake_up").is_empty());
+    }
 }
 
 #[test]
