@@ -520,9 +520,24 @@ mod tests {
         let reservation = one_page();
         for taken in [BUSY, WRITTEN] {
             reservation.set(PageId(0), taken);
+            let begun = AtomicU32::new(0);
             thread::scope(|scope| {
-                let reader = scope.spawn(|| reservation.read(ByteOffset(0), &mut [0; 8]));
-                let writer = scope.spawn(|| reservation.write(ByteOffset(8), &[1; 8]));
+                let reader = scope.spawn(|| {
+                    begun.fetch_add(1, Ordering::SeqCst);
+                    reservation.read(ByteOffset(0), &mut [0; 8])
+                });
+                let writer = scope.spawn(|| {
+                    begun.fetch_add(1, Ordering::SeqCst);
+                    reservation.write(ByteOffset(8), &[1; 8])
+                });
+                while begun.load(Ordering::SeqCst) < 2 {
+                    thread::yield_now();
+                }
+                // Both are about to look, and find it taken: that takes them less than this.
+                let until = Instant::now() + Duration::from_millis(20);
+                while Instant::now() < until {
+                    thread::yield_now();
+                }
                 reservation.set(PageId(0), MAPPED);
                 reader.join().unwrap().unwrap();
                 writer.join().unwrap().unwrap();

@@ -18,8 +18,8 @@
 //!   departures           why pages leave, for those who ask later
 //! ```
 //!
-//! Lock order: the ledger's lock, then the limits; the fleet's wires, then its book. The table's lock comes last: nothing
-//! else is taken while it is held, no driver is called, nobody is waited for. `table` checks that in debug builds.
+//! Lock order: the ledger's lock, then the limits; the fleet's wires, then the table's lock, then the fleet's book. While the
+//! table's is held no driver is called and nobody is waited for. `table` checks that in debug builds.
 //!
 //! ```
 //! use std::sync::Arc;
