@@ -68,7 +68,8 @@ class CallbackPool:
         self.closed = False
         self._segment_path = _native.segment_path(self.name)
         self._make_segment()
-        self._remove_segment = weakref.finalize(self, _native.segment_delete, self.name)
+        self._pid = os.getpid()
+        self._remove_segment = weakref.finalize(self, _remove_own_segment, self.name, self._pid)
 
     # ---- blocks
 
@@ -187,6 +188,8 @@ class CallbackPool:
 
     def _follow_segment(self) -> None:
         """Takes over a limit that somebody wrote to the segment since the last look. A segment that is gone comes back."""
+        if self.closed:
+            return
         try:
             words = _native.segment_read(self.name)
             if words is None and not os.path.exists(self._segment_path):
@@ -216,6 +219,8 @@ class CallbackPool:
             return self._state()
 
     def _show_limit(self) -> None:
+        if self.closed:
+            return
         try:
             if not _native.segment_set_limit(self.name, self._limit_bytes):
                 self._make_segment()
@@ -292,7 +297,7 @@ class CallbackPool:
     def _publish(self) -> None:
         counts = self._table.counts()
         words = (counts["inuse_pages"] * self._page_bytes, counts["idle_pages"] * self._page_bytes)
-        if words == self._written:
+        if self.closed or words == self._written:
             return
         try:
             try:
@@ -314,7 +319,9 @@ class CallbackPool:
         self._written = (0, 0)
 
     def close(self) -> None:
-        """Unmaps everything and removes the segment. May be called twice."""
+        """Unmaps everything and removes the segment. May be called twice. In a forked child pages and segment are the parent's."""
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             if not self.closed:
                 self.closed = True
@@ -335,3 +342,8 @@ class CallbackPool:
                 self._unmap_pages(self._world_size, [page * self._offset_unit for page in pages])
             except Exception:
                 logger.exception("the pages %s stay mapped after their pool", pages)
+
+
+def _remove_own_segment(name: str, pid: int) -> None:
+    if os.getpid() == pid:
+        _native.segment_delete(name)

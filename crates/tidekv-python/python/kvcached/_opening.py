@@ -265,7 +265,7 @@ class PoolSlot:
                 pool.close()
                 return
             self._put(pool)
-        _runtime.close_at_stop(weak_close(self))
+        _runtime.close_at_stop(_weak_close(self))
 
     def _put(self, pool: _native.Pool | CallbackPool) -> None:
         self._pool = pool
@@ -320,9 +320,9 @@ class PoolSlot:
             pool.close()
 
 
-def weak_close(owner: PoolSlot | _native.Pool | CallbackPool) -> Any:
-    """Closes a pool, or a slot's, where it still lives: to be kept by those who must not keep the pool."""
-    reference = weakref.ref(owner)
+def _weak_close(slot: PoolSlot) -> Any:
+    """Closes the pool of a slot that still lives."""
+    reference = weakref.ref(slot)
 
     def close() -> None:
         alive = reference()

@@ -6,6 +6,7 @@ same limits, the same background thread as behind a ``KVCacheManager``. A manage
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
@@ -259,9 +260,10 @@ class PageAllocator(PageView):
                 self._opened = _opening.open_on_workers(self._plan)
             else:
                 self._opened = _opening.open_here(self._plan, _runtime.region(self._plan.group))
-            # The pool ends with its allocator, wherever else somebody has it.
-            self._close_opened = weakref.finalize(self, self._opened.close)
-            _runtime.close_at_stop(_opening.weak_close(self._opened))
+            # The pool ends with its allocator, wherever else somebody has it, or at the stop; then callbacks that hold the
+            # allocator are let go of too.
+            self._close_opened = weakref.finalize(self, _close_own, self._opened, os.getpid())
+            _runtime.close_at_stop(self._close_opened)
         return self._opened
 
     def alloc_page(self) -> InternalPage:
@@ -336,3 +338,9 @@ class ManagedPages(PageView):
 
     def set_broadcast_unmap_callback(self, callback: Callback) -> None:
         self._set_callback("unmap", callback)
+
+
+def _close_own(pool: _native.Pool | CallbackPool, pid: int) -> None:
+    """A forked child that ends closes nothing: the pages are its parent's."""
+    if os.getpid() == pid:
+        pool.close()

@@ -6,8 +6,9 @@
         {"status": "success"}              <-----------   map_to_kv_tensors(offsets)
 
 A broadcast reaches all ranks at once and waits for all of them, until one deadline. It is done by all or by none: where
-one rank refuses, those that had mapped unmap again, and the error names the rank. A rank that comes to an order after the deadline
-finds the scheduler gone and does nothing; one that was mapping meanwhile finds nobody to tell, and unmaps again.
+one rank refuses, those that had mapped unmap again, and the error names the rank. A rank that comes to a map order after the deadline
+finds the scheduler gone and does nothing; one that was mapping meanwhile finds nobody to tell, and unmaps again. What is to be unmapped
+is unmapped however late.
 
 A ``KVCacheManager`` sends one such message, ``serve_group``, and goes on over the native fleet: the worker's pages are
 then mapped by a native thread, with no interpreter on the way, reserved in its device's ledger, in two phases, and given
@@ -274,8 +275,9 @@ class _Listener:
         try:
             _messages.check_peer(connection)
             order = _messages.receive(connection, time.monotonic() + _ORDER_PATIENCE_S)
-            if _messages.has_left(connection):
-                # It has given us up, and counts on nothing having been done.
+            is_map = isinstance(order, dict) and order.get("cmd") == "map_to_kv_tensors"
+            if is_map and _messages.has_left(connection):
+                # It has given us up, and counts on nothing having been mapped. What it wants unmapped is owed all the same.
                 raise ConnectionError("the peer left before its order was obeyed")
             answer = self._obey(order)
         except (ConnectionError, TimeoutError):

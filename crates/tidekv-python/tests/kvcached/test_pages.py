@@ -289,6 +289,41 @@ def test_a_segment_that_cannot_be_written_is_late_and_no_error(monkeypatch: pyte
     assert words is not None and words.used_size == 2 * PAGE * LAYERS * 2
 
 
+def test_a_pool_that_is_closed_shows_itself_no_more() -> None:
+    from kvcached import _opening
+    from kvcached.cli.utils import get_kv_cache_limit
+
+    pages, workers = with_callbacks(8)
+    pages.alloc_page()
+    (pool,) = [pages._open()]
+    assert isinstance(pool, _opening.CallbackPool)
+    pool.close()
+    assert not workers.mapped and get_kv_cache_limit("callbacks") is None
+    pages.resize(6 * PAGE)
+    pages.get_page_state()
+    pages.get_avail_physical_pages()
+    assert pool.limit_state() and get_kv_cache_limit("callbacks") is None
+
+
+def test_a_forked_child_that_ends_unmaps_nothing() -> None:
+    import gc
+    import os
+
+    from kvcached.cli.utils import get_kv_cache_limit
+
+    pages, workers = with_callbacks(8)
+    pages.alloc_page()
+    before = set(workers.mapped)
+    child = os.fork()
+    if child == 0:
+        # What the callbacks do here they would do to the workers of the parent.
+        del pages
+        gc.collect()
+        os._exit(0 if workers.mapped == before else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert get_kv_cache_limit("callbacks") is not None
+
+
 def test_freeing_twice_is_found() -> None:
     pages, _ = with_callbacks(4)
     page = pages.alloc_page().page_id

@@ -236,6 +236,26 @@ def test_a_rank_that_was_given_up_maps_nothing(
     assert _runtime.region(0).is_mapped(0)
 
 
+def test_what_is_to_be_unmapped_is_unmapped_however_late(tensors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes no memory, and a page that stayed mapped could not be mapped again."""
+    tensors(4)
+    start_worker_listener_thread(0)
+    broadcast_map_to_kv_tensors(1, [0])
+    with monkeypatch.context() as patch:
+        reached, go_on = gate(patch, True)
+        other = threading.Thread(target=broadcast_kv_tensors_created, args=(1,))
+        other.start()
+        assert reached.wait(60)
+        patch.setattr(tp_ipc_util, "IPC_TIMEOUT_S", 0.2)
+        with pytest.raises(RuntimeError, match="did not answer unmap_from_kv_tensors within 0.2s"):
+            broadcast_unmap_from_kv_tensors(1, [0])
+        go_on.set()
+        other.join(60)
+    assert broadcast_kv_tensors_created(1)
+    assert _runtime.region(0).mapped_pages == 0
+    broadcast_map_to_kv_tensors(1, [0])
+
+
 def test_a_rank_has_one_worker() -> None:
     start_worker_listener_thread(0)
     with pytest.raises(RuntimeError, match="living worker"):
