@@ -26,7 +26,7 @@
 //! | `rates[].{static,elastic}.*`                             | throughput, latencies and KV memory (in use / held) themselves |
 //! | `profiles[]`                                             | `name`, `rates[]` and memory utilisation of each `--profile`; `rates` is that of the first |
 //! | `starts`, `elapsed_s`                                    | how often servers were started, and how long everything took |
-//! | `verdict`                                                | `no overhead beyond 3 %`, `overhead beyond 3 %`, `underpowered: ...`, or why nothing is concluded |
+//! | `verdict`                                                | `no overhead beyond 3 %`, `overhead beyond 3 %`, `overhead that may be beyond 3 %`, `underpowered: ...`, or why nothing is concluded |
 
 mod allocate;
 pub(crate) mod judge;
