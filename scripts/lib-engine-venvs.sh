@@ -22,7 +22,7 @@ vllm_venv() {
 
 # vllm_tests VERSION: sets `tests` to a folder with the tests of vLLM's source distribution, kept in the user's cache folder.
 vllm_tests() {
-    tests=$(python_cache)/vllm-tests-$1
+    tests=$(cache_folder)/vllm-tests-$1
     [[ ! -d $tests/tests/v1/core ]] || return 0
     mkdir -p "$tests"
     # pip would build the distribution to learn its name.

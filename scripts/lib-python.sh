@@ -1,24 +1,19 @@
 # Virtual environments of the Python scripts; sourced after lib.sh, never run.
 # shellcheck shell=bash
 
-# Where environments are kept between runs.
-python_cache() {
-    printf '%s\n' "${TIDEKV_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/tidekv}"
-}
-
 # venv NAME PACKAGE...: makes sure that the environment has exactly these packages, and sets `python` to its interpreter. One
 # that was made from another list, or by another interpreter, is made anew.
 venv() {
     local name=$1 folder stamp wanted
     shift
-    folder=$(python_cache)/$name
+    folder=$(cache_folder)/$name
     stamp=$folder/.made-from
     wanted=$(python3 -V; printf '%s\n' "$@")
     python=$folder/bin/python
     if [[ -x $python && -f $stamp && $(cat "$stamp") == "$wanted" ]]; then
         return
     fi
-    mkdir -p "$(python_cache)"
+    mkdir -p "$(cache_folder)"
     # Two runs at once must not make the same folder.
     (
         flock 9
@@ -28,7 +23,7 @@ venv() {
         "$python" -m pip install --quiet --disable-pip-version-check "$@" ||
             die "could not install $*: is a package index reachable?"
         printf '%s\n' "$wanted" >"$stamp"
-    ) 9>"$(python_cache)/$name.lock" || exit $?
+    ) 9>"$(cache_folder)/$name.lock" || exit $?
 }
 
 # install_wheel: puts the newest wheel of this tree into the environment of `python`.

@@ -45,3 +45,8 @@ need_python() {
 target_dir() {
     printf '%s\n' "${CARGO_TARGET_DIR:-$1/target}"
 }
+
+# Where tools and environments that are heavy to make are kept between runs.
+cache_folder() {
+    printf '%s\n' "${TIDEKV_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/tidekv}"
+}
