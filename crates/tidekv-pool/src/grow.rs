@@ -6,7 +6,7 @@
 //!   plan              table              nothing to undo
 //!   reserve           the ledger's       abort the plan
 //!   map               none               (the batch undoes itself) abort the plan, release
-//!   commit            table              unmap, abort the plan, release
+//!   commit            table              (the limit was lowered) its pages are idle and leave as such
 //! ```
 //!
 //! Pages that the driver will not take back after a failed map stay claimed and stay reserved in the ledger: they do
@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tidekv_core::blocks::{AllocPlan, BlockLease};
+use tidekv_core::blocks::{AllocPlan, BlockLease, CommitError, CommitRefusal};
 use tidekv_core::pages::PageClaim;
 use tidekv_core::units::{Bytes, PageId};
 use tidekv_shm::{EventKind, LedgerError, Note, Reason};
@@ -79,7 +79,7 @@ impl Inner {
     pub(crate) fn ask(&self, count: u32) -> Result<(), PoolError> {
         let pages = {
             let table = self.table.lock();
-            let missing = count.saturating_sub(table.blocks.free_mapped_blocks());
+            let missing = count.saturating_sub(table.blocks.leasable_blocks());
             missing.div_ceil(self.geometry.blocks_per_page()).min(table.blocks.pages().claimable())
         };
         if pages == 0 {
@@ -251,11 +251,16 @@ impl Inner {
 
     fn commit(&self, plan: AllocPlan, out: &mut Vec<BlockLease>) -> Result<(), PoolError> {
         let mut table = self.table.lock();
-        let committed = table.blocks.commit(plan, out);
+        let committed = table.blocks.commit(plan, out).map_err(|CommitError { plan, why }| {
+            table.abandon(plan);
+            match why {
+                CommitRefusal::Limit(exhausted) => exhausted.into(),
+                // The claims of a plan are nobody else's until it ends, so this is a broken promise of the core.
+                other => panic!("the claims of a plan stay in force until it ends: {other}"),
+            }
+        });
         table.publish();
-        // The claims of a plan are nobody else's until it ends, so this is a broken promise of the core.
-        committed.expect("the claims of a plan stay in force until it ends");
-        Ok(())
+        committed
     }
 
     /// Gives a plan up whose pages were never mapped. Says what is available then.

@@ -21,7 +21,6 @@ use tidekv_fork::Birth;
 use tidekv_shm::{EventKind, LedgerEntry, LedgerView, Note, PoolName, PoolSegment, Reason};
 
 use crate::account::{Account, Figures};
-use crate::departures::Cause;
 use crate::error::PoolError;
 use crate::fleet::IdlePages;
 use crate::grow::Progress;
@@ -45,6 +44,8 @@ pub(crate) struct Inner {
     pub(crate) page_count: u32,
     pub(crate) table: TableLock,
     pub(crate) limits: Mutex<Limits>,
+    /// Held around each look at the segment's limit and each write of it. An old word would otherwise be taken for an order.
+    pub(crate) segment_limit: Mutex<()>,
     /// The ceiling in force, which operators may change in the ledger.
     pub(crate) ceiling: AtomicU64,
     pub(crate) bell: Bell,
@@ -107,23 +108,41 @@ impl Inner {
         u32::try_from(bytes / self.page_bytes().0).unwrap_or(u32::MAX).min(self.page_count)
     }
 
-    /// Makes the table obey the limit in force. Says whether that changed anything.
+    /// Makes the table obey the limit in force: from here on nothing is leased beyond it. Says whether that changed anything.
     pub(crate) fn apply_limit(&self) -> bool {
-        let pages = self.limit_pages();
         let mut table = self.table.lock();
+        // Read under the lock: of two that apply limits at the same moment, the second applies the one in force.
+        let pages = self.limit_pages();
         let changed = table.blocks.pages().limit() != pages;
         if changed {
             table.blocks.set_limit(pages);
-            // Before the next allocation could take them: idle pages above the limit are on their way out from here on.
-            let surplus = table.blocks.shrink_plan().retire;
-            table.retire(surplus, Cause::Limit);
+            table.retire_above_limit();
             table.publish();
         }
         changed
     }
 
+    /// Whether the table obeys the limit in force and no more is held. Says which revision that is.
+    pub(crate) fn carried_out_revision(&self) -> Option<u64> {
+        let table = self.table.lock();
+        let pages = table.blocks.pages();
+        (pages.limit() == self.limit_pages() && pages.overage() == 0).then(|| self.limits().revision())
+    }
+
+    /// Looks at the ledger entry and at the segment for a new limit. Says whether there was one.
+    pub(crate) fn see_limit(&self, entry: &LedgerEntry) -> bool {
+        let _alone = self.segment_limit.lock().unwrap_or_else(PoisonError::into_inner);
+        let word = self.segment.limit();
+        let mut limits = self.limits();
+        // The ledger first: a word in the segment that differs from it then is newer.
+        let by_ledger = limits.see_ledger(entry.limit, entry.limit_revision);
+        let by_segment = word.is_some_and(|word| limits.see_segment(word));
+        by_ledger || by_segment
+    }
+
     /// Writes the limit into the segment, where it shows another.
     pub(crate) fn show_limit(&self) {
+        let _alone = self.segment_limit.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(bytes) = self.limits().segment_update() else { return };
         match self.segment.set_limit(bytes) {
             Ok(()) => self.limits().segment_written(bytes),
@@ -133,10 +152,11 @@ impl Inner {
 
     /// An order for a limit, from inside this process. It is settled under the ledger's lock, where `kvctl` writes too.
     pub(crate) fn order_limit(&self, order: impl FnOnce(&mut Limits) -> Verdict) -> Result<LimitState, PoolError> {
-        let before = *self.limits();
         let mut verdict = Verdict::Stale;
+        let mut undo = None;
         let settle = |view: &mut LedgerView, me: usize| {
             let mut limits = self.limits();
+            let before = *limits;
             let entry = &mut view.entries[me];
             limits.see_ledger(entry.limit, entry.limit_revision);
             verdict = order(&mut limits);
@@ -145,9 +165,15 @@ impl Inner {
                 let slot = entry.slot;
                 view.note(slot, Note::new(EventKind::LimitSet, Reason::Engine, limits.bytes()));
             }
+            undo = Some((before, *limits));
         };
         if let Err(error) = self.account.publish(self.figures(), settle) {
-            *self.limits() = before;
+            if let Some((before, after)) = undo {
+                let mut limits = self.limits();
+                // Unless another order came meanwhile.
+                *limits = if *limits == after { before } else { *limits };
+            }
+            self.bell.ring();
             return Err(PoolError::Ledger(error));
         }
         if verdict == Verdict::New {

@@ -228,14 +228,7 @@ impl Keeper {
     /// Orders of operators: the limit, from the ledger or from the segment; the ceiling; a trim.
     fn obey(&mut self, entry: &LedgerEntry) {
         let inner = &self.inner;
-        let word = inner.segment.limit();
-        let ordered = {
-            let mut limits = inner.limits();
-            // The ledger first: a word in the segment that differs from it then is newer.
-            let by_ledger = limits.see_ledger(entry.limit, entry.limit_revision);
-            let by_segment = word.is_some_and(|word| limits.see_segment(word));
-            by_ledger || by_segment
-        };
+        let ordered = inner.see_limit(entry);
         inner.see_ceiling(entry);
         if inner.apply_limit() || ordered {
             tracing::info!(pool = %inner.name, limit = %inner.limits().bytes(), "new limit");
@@ -406,8 +399,6 @@ impl Keeper {
 
     /// The last revision that was carried out: the one in force, once nothing is held above it.
     fn applied_revision(&self, before: u64) -> u64 {
-        let revision = self.inner.limits().revision();
-        let over = self.inner.table.lock().blocks.pages().overage() > 0;
-        if over { before } else { revision }
+        self.inner.carried_out_revision().unwrap_or(before)
     }
 }

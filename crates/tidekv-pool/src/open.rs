@@ -66,6 +66,7 @@ pub(crate) fn open(config: PoolConfig) -> Result<(Arc<Inner>, Runner), PoolError
         page_count,
         table: TableLock::new(BlockAllocator::new(page_count, geometry.blocks_per_page())?),
         limits: Mutex::new(Limits::new(limit)),
+        segment_limit: Mutex::new(()),
         ceiling: AtomicU64::new(config.share.ceiling.unwrap_or(UNLIMITED).0),
         bell: Bell::new().map_err(PoolError::system("eventfd"))?,
         progress: Progress::default(),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   lock order         1. the ledger's lock        around a map or an unmap, with a deadline
-//!                      2. limits                   a few words, may be taken inside 1
+//!                      2. limits                   a few words, may be taken inside 1 and inside the table's lock
 //!                      -- table                    never together with 1, a driver call, a wait or a callback; on a fleet
 //!                                                  inside its wires, and around its book: see `fleet/exchange.rs`
 //! ```
@@ -78,7 +78,7 @@ impl Table {
     /// Blocks that an allocation may hope for: mapped ones, and those of pages that limit and budget allow.
     fn available(&self) -> u32 {
         let growth = self.blocks.pages().claimable().min(self.grantable_pages);
-        self.blocks.free_mapped_blocks() + growth * self.blocks.blocks_per_page()
+        self.blocks.leasable_blocks() + growth * self.blocks.blocks_per_page()
     }
 
     /// Pages that the engine was asked to free and has not.
@@ -111,6 +111,12 @@ impl Table {
         retired
     }
 
+    /// Sends idle pages above the limit on their way out.
+    pub(crate) fn retire_above_limit(&mut self) {
+        let surplus = self.blocks.shrink_plan().retire;
+        self.retire(surplus, Cause::Limit);
+    }
+
     /// For what the engine was last asked to free pages.
     pub(crate) fn debt_cause(&self) -> Cause {
         self.debt_cause
@@ -136,6 +142,14 @@ impl Table {
         let stuck = self.blocks.abort_keeping(plan, is_stuck);
         self.stranded.extend(&stuck);
         u32::try_from(stuck.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Gives a plan up whose pages have memory: they are idle, and leave as far as they are above the limit.
+    pub(crate) fn abandon(&mut self, plan: AllocPlan) {
+        let claims = self.blocks.abort_keeping(plan, |_| true);
+        let mapped = self.blocks.pages_mapped(&claims);
+        debug_assert!(mapped.is_ok(), "claims in flight are nobody else's");
+        self.retire_above_limit();
     }
 
     /// Gives claims up whose map failed, except the stuck ones; says how many those are.

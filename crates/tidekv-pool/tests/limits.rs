@@ -1,15 +1,22 @@
 //! Limits from every hand that writes them: the engine, `kvctl` through the ledger, kvcached's tools through the segment.
+//!
+//! ```text
+//!   TIDEKV_LIMIT_ROUNDS=1000000    rounds in which a limit must never be passed over (default 4,000)
+//! ```
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod support;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use support::{BLOCKS, Device, NO_WORK, SOON, alloc, assert_balanced, pages, wait_until};
-use tidekv_core::units::{Bytes, GroupId};
+use tidekv_core::blocks::BlockLease;
+use tidekv_core::pages::Fence;
+use tidekv_core::units::{Bytes, GroupId, Step};
 use tidekv_mem::Backend;
-use tidekv_pool::{KvPool, LimitStatus, PoolConfig, PoolError, Shortage};
+use tidekv_pool::{KvPool, LimitStatus, PoolConfig, PoolError, ReservePolicy, Shortage};
 use tidekv_shm::{DeviceName, EntrySpec, Ledger, LedgerView, PoolName, segment};
 
 /// As `kvctl limit` does it: the word, then bytes and the next revision in the ledger. Says which revision that is.
@@ -253,4 +260,145 @@ fn the_segment_shows_what_kvcacheds_tools_show() {
         let view = segment::read(&path).unwrap().unwrap();
         (view.limit, view.used, view.prealloc) == (number(pages(64)), number(pages(2)), number(pages(3)))
     });
+}
+
+/// The same seed gives the same run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(self.0 >> 33).unwrap() % limit
+    }
+
+    fn count(&mut self, limit: u32) -> u32 {
+        u32::try_from(self.below(limit as usize)).unwrap()
+    }
+}
+
+/// An engine that leases and frees behind steps of the device, which end later: pages drain all the time.
+struct Engine<'a> {
+    pool: &'a KvPool,
+    leases: Vec<BlockLease>,
+    steps: u64,
+    random: Random,
+}
+
+impl<'a> Engine<'a> {
+    fn new(pool: &'a KvPool, seed: u64) -> Self {
+        Self { pool, leases: Vec::new(), steps: 0, random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1) }
+    }
+
+    fn lease(&mut self) {
+        let count = 1 + self.random.count(4 * BLOCKS);
+        if let Err(error) = self.pool.alloc(count, &mut self.leases) {
+            assert!(error.is_transient(), "{error}");
+        }
+    }
+
+    fn free(&mut self) {
+        let kept = self.random.below(self.leases.len() + 1);
+        let freed = self.leases.split_off(kept);
+        self.steps += 1;
+        let fence = [NO_WORK, Fence::Step(Step(self.steps)), Fence::Unknown][self.random.below(3)];
+        self.pool.free(&freed, fence).unwrap();
+    }
+
+    fn step(&mut self) {
+        match self.random.below(8) {
+            0..3 => self.lease(),
+            3..6 => self.free(),
+            _ => self.pool.step_completed(Step(self.steps)),
+        }
+    }
+}
+
+impl Drop for Engine<'_> {
+    fn drop(&mut self) {
+        self.pool.step_completed(Step(self.steps));
+    }
+}
+
+fn limit_rounds() -> u64 {
+    std::env::var("TIDEKV_LIMIT_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(4_000)
+}
+
+/// A pool that refills its reserve in the background, so that pages are being mapped at any moment.
+fn pool_with_reserve(device: &Device) -> KvPool {
+    KvPool::open(PoolConfig { reserve: ReservePolicy::Fixed { min: 3, max: 6 }, ..device.config("a") }).unwrap()
+}
+
+/// A limit counted as applied while pages were on their way: what became idle after it was leased again.
+#[test]
+fn nothing_is_leased_or_promised_beyond_a_limit() {
+    let device = Device::new(64);
+    let pool = pool_with_reserve(&device);
+    let mut engine = Engine::new(&pool, 1);
+    let mut above = 0;
+    for round in 1..=limit_rounds() {
+        (0..4).for_each(|_| engine.step());
+        let limit = engine.random.count(12);
+        assert_eq!(pool.set_limit(pages(limit), round).unwrap().revision, round);
+        for _ in 0..4 {
+            let room = (limit * BLOCKS).saturating_sub(u32::try_from(engine.leases.len()).unwrap());
+            let promised = pool.available();
+            let leased = pool.alloc(room + 1, &mut engine.leases).is_ok();
+            above += u64::from(promised > room || leased);
+            engine.step();
+        }
+    }
+    assert_eq!(above, 0, "of {} rounds", limit_rounds());
+}
+
+/// The limit of the earlier one was applied last, now and then, and stayed.
+#[test]
+fn of_two_orders_at_the_same_moment_the_later_one_is_in_force() {
+    let device = Device::new(64);
+    let pool = device.pool("a");
+    let start = std::sync::Barrier::new(2);
+    for round in 0..500 {
+        std::thread::scope(|scope| {
+            for (limit, revision) in [(9, 2 * round + 1), (5, 2 * round + 2)] {
+                let (pool, start) = (&pool, &start);
+                scope.spawn(move || {
+                    start.wait();
+                    pool.set_limit(pages(limit), revision).unwrap();
+                });
+            }
+        });
+        assert_eq!(pool.available(), 5 * BLOCKS, "round {round}");
+    }
+}
+
+/// The same while other threads lease and free. Above the limit the number of leased blocks can only fall.
+#[test]
+fn threads_lease_nothing_beyond_a_limit() {
+    let device = Device::new(64);
+    let pool = pool_with_reserve(&device);
+    let ended = AtomicBool::new(false);
+    let (mut above, mut random) = (0, Random(7));
+    std::thread::scope(|scope| {
+        for seed in 2..5 {
+            let (pool, ended) = (&pool, &ended);
+            scope.spawn(move || {
+                let mut engine = Engine::new(pool, seed);
+                while !ended.load(Ordering::Relaxed) {
+                    engine.step();
+                }
+            });
+        }
+        for round in 1..=limit_rounds() {
+            let limit = random.count(12);
+            assert_eq!(pool.set_limit(pages(limit), round).unwrap().revision, round);
+            let mut leased = u32::MAX;
+            for _ in 0..4 {
+                let promised = pool.available();
+                let now = pool.snapshot().allocated_blocks;
+                above += u64::from(promised > limit * BLOCKS || now > leased.max(limit * BLOCKS));
+                leased = now;
+            }
+        }
+        ended.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(above, 0, "of {} rounds", limit_rounds());
 }

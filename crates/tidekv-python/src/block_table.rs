@@ -126,7 +126,7 @@ impl BlockTable {
     fn claim(&self, #[pyo3(from_py_with = numbers::count)] count: u32) -> Result<Option<Vec<u32>>, Refused> {
         let mut table = self.table();
         let per_page = table.blocks.blocks_per_page();
-        let mut free = table.blocks.free_mapped_blocks();
+        let mut free = table.blocks.leasable_blocks();
         let mut pages = Vec::new();
         if matches!(table.null_block, NullBlock::Wanted) {
             let Ok(plan) = table.blocks.reserve_null_block() else { return Ok(None) };

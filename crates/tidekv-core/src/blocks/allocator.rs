@@ -6,9 +6,10 @@ use super::generations::{Generations, NamesBlock};
 use super::places::Places;
 use super::plan::Purpose;
 use super::{
-    AllocError, AllocPlan, BlockLease, CommitError, FreeError, NeedsPages, NotReserved, ShapeError, ShrinkPlan,
+    AllocError, AllocPlan, BlockLease, CommitError, CommitRefusal, FreeError, NeedsPages, NotReserved, ShapeError,
+    ShrinkPlan,
 };
-use crate::pages::{ClaimError, Fence, PageClaim, PageTable, StaleClaim, SyncTicket, UnmapPlan};
+use crate::pages::{ClaimError, Fence, PageClaim, PageState, PageTable, StaleClaim, SyncTicket, UnmapPlan};
 use crate::units::{BlockIndex, PageId, Step};
 
 /// Where the blocks of a pool are.
@@ -84,15 +85,20 @@ impl BlockAllocator {
         self.pages().page_count() * self.blocks_per_page()
     }
 
-    /// Free blocks of mapped pages: what [`alloc_mapped`](Self::alloc_mapped) can give.
+    /// Free blocks of mapped pages.
     pub fn free_mapped_blocks(&self) -> u32 {
         self.places.free_mapped()
     }
 
+    /// Those of them that the limit leaves: what [`alloc_mapped`](Self::alloc_mapped) can give.
+    pub fn leasable_blocks(&self) -> u32 {
+        self.places.leasable()
+    }
+
     /// What [`plan_alloc`](Self::plan_alloc) can give: free blocks of mapped pages, and all blocks of pages that
-    /// may still be claimed under the limit.
+    /// may still be claimed, both as far as the limit leaves them.
     pub fn available_blocks(&self) -> u32 {
-        self.free_mapped_blocks() + self.pages().claimable() * self.blocks_per_page()
+        self.leasable_blocks() + self.pages().claimable() * self.blocks_per_page()
     }
 
     /// The blocks set aside for [`alloc_reserved`](Self::alloc_reserved), in the order in which it takes them.
@@ -146,7 +152,7 @@ impl BlockAllocator {
     ///
     /// # Errors
     ///
-    /// [`NeedsPages`] where mapped memory is short: continue with [`plan_alloc`](Self::plan_alloc).
+    /// [`NeedsPages`] where mapped memory or the limit is short: continue with [`plan_alloc`](Self::plan_alloc).
     pub fn alloc_mapped(&mut self, count: u32, out: &mut Vec<BlockLease>) -> Result<(), NeedsPages> {
         self.check_mapped(count)?;
         out.reserve(count as usize);
@@ -156,7 +162,7 @@ impl BlockAllocator {
     }
 
     fn check_mapped(&self, count: u32) -> Result<(), NeedsPages> {
-        match count.checked_sub(self.free_mapped_blocks()) {
+        match count.checked_sub(self.leasable_blocks()) {
             None | Some(0) => Ok(()),
             Some(missing) => Err(NeedsPages { pages: missing.div_ceil(self.blocks_per_page()) }),
         }
@@ -193,14 +199,9 @@ impl BlockAllocator {
         if count > pool_blocks {
             return Err(AllocError::NeverFits { wanted_blocks: count, pool_blocks });
         }
-        let from_mapped = count.min(self.free_mapped_blocks());
+        let from_mapped = count.min(self.leasable_blocks());
         let from_claims = count - from_mapped;
-        let exhausted = AllocError::Exhausted {
-            wanted_blocks: count,
-            available_blocks: self.available_blocks(),
-            held_pages: self.pages().held(),
-            limit_pages: self.pages().limit(),
-        };
+        let exhausted = self.exhausted(count);
         // The step that can fail comes first: there is nothing to undo.
         let pages = from_claims.div_ceil(self.blocks_per_page());
         let claims = self.places.table.claim(pages).map_err(|_| exhausted)?;
@@ -210,15 +211,32 @@ impl BlockAllocator {
         Ok(AllocPlan { taken, claims, from_claims, purpose })
     }
 
+    /// Why so many blocks cannot be had now.
+    fn exhausted(&self, wanted_blocks: u32) -> AllocError {
+        AllocError::Exhausted {
+            wanted_blocks,
+            available_blocks: self.available_blocks(),
+            held_pages: self.pages().held(),
+            limit_pages: self.pages().limit(),
+        }
+    }
+
     /// The driver mapped every page of the plan: hands out its blocks.
     ///
     /// # Errors
     ///
-    /// [`CommitError`] with the plan, where one of its claims is no longer in force.
+    /// [`CommitError`] with the plan, where one of its claims is no longer in force, or where the limit was lowered since
+    /// and does not leave its pages.
     pub fn commit(&mut self, plan: AllocPlan, out: &mut Vec<BlockLease>) -> Result<(), CommitError> {
         let stale = plan.claims.iter().find_map(|&claim| self.pages().check_mapping(claim).err());
         if let Some(stale) = stale {
-            return Err(CommitError { plan, stale });
+            return Err(CommitError { plan, why: CommitRefusal::Stale(stale) });
+        }
+        // The null block is nobody's, and a pool that wants one has it under any limit.
+        let in_use = self.pages().count(PageState::InUse) + u32::try_from(plan.claims.len()).unwrap_or(u32::MAX);
+        if !plan.claims.is_empty() && in_use > self.pages().limit() && plan.purpose != Purpose::NullBlock {
+            let limit = self.exhausted(u32::try_from(plan.block_count()).unwrap_or(u32::MAX));
+            return Err(CommitError { plan, why: CommitRefusal::Limit(limit) });
         }
         let AllocPlan { taken: mut blocks, claims, mut from_claims, purpose } = plan;
         self.planned -= count_of(&blocks);

@@ -70,18 +70,29 @@ impl AllocError {
     }
 }
 
-/// A plan whose pages are no longer its own. Nothing was leased; the plan comes back.
+/// A plan that was not committed. Nothing was leased; the plan comes back.
 ///
-/// Someone reported its pages as mapped or refused on their own. Unmap what the driver mapped for the plan, then
-/// [`abort`](super::BlockAllocator::abort) it.
+/// Unmap what the driver mapped for the plan, then [`abort`](super::BlockAllocator::abort) it.
 #[derive(Debug, thiserror::Error)]
 #[error("the plan can no longer be committed: unmap its pages and abort it")]
 pub struct CommitError {
     /// The plan, unchanged.
     pub plan: AllocPlan,
-    /// The claim that is no longer in force.
+    /// What came between.
     #[source]
-    pub stale: StaleClaim,
+    pub why: CommitRefusal,
+}
+
+/// What came between a plan and its commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CommitRefusal {
+    /// Someone reported a page of the plan as mapped or refused on their own.
+    #[error(transparent)]
+    Stale(StaleClaim),
+    /// The limit was lowered, and leaves fewer pages than the plan claimed.
+    #[error(transparent)]
+    Limit(AllocError),
 }
 
 /// A free that named something else than blocks in use. Nothing was freed.

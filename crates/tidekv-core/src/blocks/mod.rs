@@ -54,7 +54,7 @@ mod places;
 mod plan;
 
 pub use allocator::{BlockAllocator, BlockCounts, FreeReport};
-pub use error::{AllocError, CommitError, FreeError, NeedsPages, NotReserved, ShapeError};
+pub use error::{AllocError, CommitError, CommitRefusal, FreeError, NeedsPages, NotReserved, ShapeError};
 pub use generations::BlockLease;
 pub use plan::{AllocPlan, ShrinkPlan};
 

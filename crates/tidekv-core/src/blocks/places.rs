@@ -72,6 +72,20 @@ impl Places {
         self.free_in_use + self.table.count(PageState::Idle) * self.blocks_per_page
     }
 
+    /// Those of them that the limit leaves. Idle pages above the limit are nobody's; where pages in use are above it, so
+    /// are as many of their free places. So what is taken never exceeds the limit, unless it did before it was lowered.
+    pub(super) fn leasable(&self) -> u32 {
+        let [in_use, idle, mapping] =
+            [PageState::InUse, PageState::Idle, PageState::Mapping].map(|state| self.table.count(state));
+        let limit = self.table.limit();
+        if in_use + mapping + idle <= limit {
+            return self.free_mapped();
+        }
+        let idle = limit.saturating_sub(in_use + mapping).min(idle);
+        let above = in_use.saturating_sub(limit);
+        self.free_in_use.saturating_sub(above * self.blocks_per_page) + idle * self.blocks_per_page
+    }
+
     /// Places taken, whoever holds them.
     pub(super) fn live(&self) -> u32 {
         self.table.count(PageState::InUse) * self.blocks_per_page - self.free_in_use

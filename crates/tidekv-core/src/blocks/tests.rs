@@ -160,8 +160,8 @@ fn a_plan_whose_claims_were_refused_comes_back() {
     let plan = pool.plan_alloc(5).unwrap();
     pool.pages_refused(&plan.claims()[1..]).unwrap();
     let mut leases = Vec::new();
-    let CommitError { plan, stale } = pool.commit(plan, &mut leases).unwrap_err();
-    assert_eq!((stale.claim, leases.len()), (plan.claims()[1], 0));
+    let CommitError { plan, why } = pool.commit(plan, &mut leases).unwrap_err();
+    assert!(matches!(why, CommitRefusal::Stale(stale) if stale.claim == plan.claims()[1]) && leases.is_empty());
     pool.check_invariants();
     pool.abort(plan);
     pool.check_invariants();
@@ -308,6 +308,29 @@ fn a_shrink_retires_idle_pages_and_asks_for_evictions_besides() {
     unmap_idle(&mut pool);
     assert_eq!((pool.pages().held(), pool.pages().overage()), (2, 0));
     assert_eq!(pool.shrink_plan(), ShrinkPlan::default());
+}
+
+/// They were leased again: until somebody retired them, what became free above a limit was as good as any other.
+#[test]
+fn what_is_free_above_the_limit_is_leased_to_nobody() {
+    let mut pool = pool(8, 4, 4);
+    let leases = alloc(&mut pool, 13);
+    // Three pages full, one with a single block, and two that are being mapped.
+    let (plan, claims) = (pool.plan_alloc(5).unwrap(), pool.claim_pages(1).unwrap());
+    assert_eq!((plan.claims().len(), pool.leasable_blocks()), (1, 0));
+    pool.set_limit(2);
+    pool.pages_mapped(&claims).unwrap();
+    assert_eq!((pool.free_mapped_blocks(), pool.available_blocks()), (4, 0), "an idle page above the limit");
+    let CommitError { plan, why } = pool.commit(plan, &mut Vec::new()).unwrap_err();
+    assert!(matches!(why, CommitRefusal::Limit(AllocError::Exhausted { limit_pages: 2, .. })));
+    pool.abort(plan);
+    free(&mut pool, &leases[..6]);
+    assert_eq!((pool.free_mapped_blocks(), pool.available_blocks()), (13, 1), "7 are leased, the limit is 8");
+    assert_eq!(pool.alloc_mapped(2, &mut Vec::new()), Err(NeedsPages { pages: 1 }));
+    alloc(&mut pool, 1);
+    assert_eq!(pool.plan_alloc(1).unwrap_err(), pool.plan_reserve(1).unwrap_err());
+    pool.set_limit(4);
+    assert_eq!(pool.available_blocks(), 8);
 }
 
 #[test]

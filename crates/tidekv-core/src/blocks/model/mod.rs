@@ -108,7 +108,7 @@ impl World {
             Op::Reserve(count) => {
                 let count = self.some_count(count);
                 let before = self.pool.set_aside_blocks().len();
-                assert_eq!(self.pool.reserve(count).is_ok(), count <= self.model.free_mapped());
+                assert_eq!(self.pool.reserve(count).is_ok(), count <= self.model.leasable());
                 let blocks = self.pool.set_aside_blocks().split_off(before);
                 self.model.take(&blocks);
                 self.set_aside.extend(blocks);
@@ -207,7 +207,7 @@ impl World {
     fn alloc(&mut self, count: u32) {
         let before = self.leases.len();
         let result = self.pool.alloc_mapped(count, &mut self.leases);
-        let missing = count.saturating_sub(self.model.free_mapped());
+        let missing = count.saturating_sub(self.model.leasable());
         let pages = missing.div_ceil(self.model.blocks_per_page);
         assert_eq!(result, if missing == 0 { Ok(()) } else { Err(NeedsPages { pages }) });
         let blocks: Vec<_> = self.leases[before..].iter().map(|lease| lease.block).collect();
@@ -225,7 +225,7 @@ impl World {
             Ok(plan) => {
                 assert!(fits_ever && count <= self.model.available());
                 assert_eq!(plan.block_count(), count as usize);
-                let missing = count.saturating_sub(self.model.free_mapped());
+                let missing = count.saturating_sub(self.model.leasable());
                 assert_eq!(plan.claims().len(), missing.div_ceil(self.model.blocks_per_page) as usize);
                 self.model.claim(plan.claims());
                 self.model.take(&plan.taken);
@@ -243,7 +243,13 @@ impl World {
         let (taken, claims, from_claims) = (plan.taken.clone(), plan.claims.clone(), plan.from_claims);
         let purpose = plan.purpose;
         let (leased_before, aside_before) = (self.leases.len(), self.pool.set_aside_blocks().len());
-        self.pool.commit(plan, &mut self.leases).unwrap();
+        let in_use = self.model.in_state(InUse) + u32::try_from(claims.len()).unwrap();
+        let fits = claims.is_empty() || in_use <= self.model.limit;
+        if let Err(CommitError { plan, why }) = self.pool.commit(plan, &mut self.leases) {
+            assert!(!fits && matches!(why, CommitRefusal::Limit(_)), "{why}");
+            return self.abort(plan);
+        }
+        assert!(fits || purpose == Purpose::NullBlock, "pages above the limit came into use");
         let blocks: Vec<_> = match purpose {
             Purpose::Lease => self.leases[leased_before..].iter().map(|lease| lease.block).collect(),
             Purpose::SetAside => self.pool.set_aside_blocks().split_off(aside_before),
