@@ -15,7 +15,7 @@ use crate::common::{GIB, PAGE, Ran, Victim, World, make_program, patience};
 use crate::tmux::Terminal;
 
 /// What scripts may rely on. Ids are never renamed; new ones are added here.
-const IDS: [&str; 28] = [
+const IDS: [&str; 29] = [
     "driver",
     "gpus",
     "gpu-compute-mode",
@@ -29,6 +29,7 @@ const IDS: [&str; 28] = [
     "runtime-dir-space",
     "runtime-dir-files",
     "ledgers",
+    "ledgers-elsewhere",
     "leftovers",
     "kvcached-segments",
     "host-memory",

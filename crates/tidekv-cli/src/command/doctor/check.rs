@@ -132,6 +132,7 @@ kinds! {
     RUNTIME_DIR_SPACE = SharedFiles, "runtime-dir-space", "space";
     RUNTIME_DIR_FILES = SharedFiles, "runtime-dir-files", "others' files";
     LEDGERS = SharedFiles, "ledgers", "ledgers";
+    LEDGERS_ELSEWHERE = SharedFiles, "ledgers-elsewhere", "other ledgers";
     LEFTOVERS = SharedFiles, "leftovers", "left behind";
     KVCACHED_SEGMENTS = SharedFiles, "kvcached-segments", "kvcached's own";
     HOST_FREE = HostMemory, "host-memory", "free memory";

@@ -58,6 +58,8 @@ pub(in super::super) enum FolderState {
         /// Why this user cannot make files in it.
         refusal: Option<String>,
         filesystem: Filesystem,
+        /// A container engine made it for one container.
+        of_container: bool,
         space: Space,
         files: Files,
     },
@@ -123,6 +125,7 @@ fn look(dir: &RuntimeDir) -> io::Result<FolderState> {
         owner: metadata.uid(),
         refusal: access(path, Access::WRITE_OK | Access::EXEC_OK).err().map(|errno| errno.to_string()),
         filesystem: filesystem.map_or(Filesystem::Other(known), |&(_, filesystem)| filesystem),
+        of_container: fs::read_to_string("/proc/self/mountinfo").is_ok_and(|mounts| of_container(&mounts, path)),
         space: space(path)?,
         files: files(dir)?,
     })
@@ -133,6 +136,20 @@ fn can_be_made(path: &Path) -> bool {
     let above = path.ancestors().skip(1).find(|above| above.as_os_str().is_empty() || above.exists());
     let above = above.filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
     above.is_dir() && access(above, Access::WRITE_OK | Access::EXEC_OK).is_ok()
+}
+
+/// Whether the folder is on a mount that Docker, Podman or containerd made for one container: they call its source `shm`.
+/// With `--ipc=host`, and where a folder of the host is mounted, the source is another.
+fn of_container(mounts: &str, path: &Path) -> bool {
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let mount = |line: &str| {
+        let (place, kind) = line.split_once(" - ")?;
+        let place = PathBuf::from(place.split(' ').nth(4)?);
+        Some((place, kind.split(' ').nth(1) == Some("shm")))
+    };
+    // Of several at one place the last one is seen.
+    let mounts = mounts.lines().filter_map(mount).filter(|(place, _)| path.starts_with(place));
+    mounts.max_by_key(|(place, _)| place.components().count()).is_some_and(|(_, is_shm)| is_shm)
 }
 
 fn space(path: &Path) -> io::Result<Space> {
@@ -186,6 +203,16 @@ mod tests {
         assert_eq!((mode, owner, refusal), (0o1770, geteuid().as_raw(), None));
         assert!(space.total >= space.free && space.total > Bytes::ZERO, "{space:?}");
         assert_eq!(files, Files { of_others: BTreeMap::new(), usurped: vec![usurped] });
+    }
+
+    #[test]
+    fn a_containers_own_folder() {
+        let host = "25 1 0:23 / / rw - ext4 /dev/vda rw\n26 25 0:24 / /dev/shm rw,nosuid - tmpfs tmpfs rw\n";
+        let own = format!("{host}30 26 0:27 / /dev/shm rw - tmpfs shm rw,size=65536k\n");
+        assert!(of_container(&own, Path::new("/dev/shm")));
+        assert!(!of_container(&own, Path::new("/dev")));
+        assert!(!of_container(host, Path::new("/dev/shm")));
+        assert!(!of_container("", Path::new("/dev/shm")));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //!   root       kernel      5 s        /proc and /sys of a container (a file system in user space there)
 //!   dir        folder      5 s        a dead file server
 //!   dir        ledgers     5 s        the same, or locks that a stopped process holds
+//!   root, dir  processes   5 s        the open files of a process whose file server is dead
 //!   gpus       gpus        20 s       a GPU that fell off the bus; a driver that starts its GPUs first
 //!   python     python      7 s        anything: it is a foreign program, killed after 5 s
 //! ```
@@ -13,6 +14,7 @@
 
 mod control_group;
 mod deadline;
+mod elsewhere;
 mod folder;
 mod kernel;
 mod python;
@@ -31,6 +33,7 @@ use crate::scene::Scene;
 use deadline::Pending;
 
 pub(super) use control_group::{ControlGroup, Level};
+pub(super) use elsewhere::Elsewhere;
 pub(super) use folder::{Files, Filesystem, Folder, FolderState, Space};
 pub(super) use kernel::{Governor, HostMemory, Kernel, Limit};
 pub(super) use python::{Interpreter, PACKAGES, Python};
@@ -99,6 +102,8 @@ impl Sources {
 pub(super) struct Facts {
     pub(super) gpus: Probe<Result<GpuReport, GpuError>>,
     pub(super) pools: Probe<Pools>,
+    /// Pools that share nothing with those of this folder.
+    pub(super) elsewhere: Probe<Vec<Elsewhere>>,
     /// What `kvctl gc` would find.
     pub(super) left_behind: Probe<Vec<Found>>,
     pub(super) folder: Probe<Folder>,
@@ -134,9 +139,11 @@ impl Facts {
         let Deadlines { files, gpus: for_gpus, python: for_python } = deadlines;
         let gpus = Pending::start("the NVIDIA driver", for_gpus, gpus);
         let python = Pending::start("the interpreter", for_python + PYTHON_END, move || interpreter.ask(for_python));
+        let (of_folder, of_elsewhere) = (dir.clone(), (root.clone(), dir.clone()));
         let kernel = Pending::start("the kernel", files, move || Kernel::read(&root));
-        let of_folder = dir.clone();
         let folder = Pending::start("the folder", files, move || Folder::read(&of_folder));
+        let elsewhere =
+            Pending::start("the processes", files, move || elsewhere::look(&of_elsewhere.0, &of_elsewhere.1));
         let of_pools = dir.clone();
         let pools = Pending::start("the folder", files, move || look_at_pools(&of_pools));
         let of_gc = dir.clone();
@@ -147,6 +154,7 @@ impl Facts {
             environment,
             folder: folder.get(),
             pools: pools.get().and_then(|answer| answer),
+            elsewhere: elsewhere.get(),
             left_behind: left_behind.get().and_then(|answer| answer),
             kernel: kernel.get().unwrap_or_else(|why| Kernel::unknown(&why)),
             python: python.get().and_then(|answer| answer),

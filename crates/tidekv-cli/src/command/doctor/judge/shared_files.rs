@@ -5,10 +5,10 @@ use std::path::Path;
 use tidekv_core::units::Bytes;
 
 use super::super::check::{
-    Check, KVCACHED_SEGMENTS, LEDGERS, LEFTOVERS, RUNTIME_DIR, RUNTIME_DIR_FILES, RUNTIME_DIR_FILESYSTEM,
-    RUNTIME_DIR_MODE, RUNTIME_DIR_SPACE,
+    Check, KVCACHED_SEGMENTS, LEDGERS, LEDGERS_ELSEWHERE, LEFTOVERS, RUNTIME_DIR, RUNTIME_DIR_FILES,
+    RUNTIME_DIR_FILESYSTEM, RUNTIME_DIR_MODE, RUNTIME_DIR_SPACE,
 };
-use super::super::facts::{Facts, Files, Filesystem, Folder, FolderState, Pools, Space};
+use super::super::facts::{Elsewhere, Facts, Files, Filesystem, Folder, FolderState, Pools, Space};
 use super::super::quoted;
 use super::{count, some_of};
 use crate::command::gc::Found;
@@ -16,8 +16,8 @@ use crate::command::gc::Found;
 /// Ledgers and segments are small, but a pool that cannot make them does not start.
 const SPACE_MIN: Bytes = Bytes::mib(16);
 const FILES_MIN: u64 = 256;
-/// What Docker gives a container unless told otherwise.
-const DOCKER_DEFAULT: Bytes = Bytes::mib(64);
+/// Docker gives a container 64 MiB unless told otherwise: too little for engines with several workers.
+const CONTAINER_MIN: Bytes = Bytes::mib(256);
 
 pub(super) fn judge(facts: &Facts) -> Vec<Check> {
     let mut checks = match &facts.folder {
@@ -25,6 +25,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Check> {
         Err(why) => not_there(RUNTIME_DIR.finding(why, "no pool can start", move_from(Path::new("")))),
     };
     checks.push(ledgers(facts.pools.as_ref()));
+    checks.push(ledgers_elsewhere(facts.elsewhere.as_deref()));
     checks.push(leftovers(facts.left_behind.as_deref(), &facts.gc_command));
     checks.push(kvcached_segments(facts.left_behind.as_deref()));
     checks
@@ -59,11 +60,11 @@ fn folder_checks(folder: &Folder) -> Vec<Check> {
             "no pool can start",
             format!("sudo install -d -m 0700 -o \"$USER\" {}", quoted(&folder.path)),
         )),
-        Ok(FolderState::There { mode, owner, refusal, filesystem, space, files }) => vec![
+        Ok(FolderState::There { mode, owner, refusal, filesystem, of_container, space, files }) => vec![
             writable(&folder.path, refusal.as_deref()),
-            kept_in(*filesystem, elsewhere),
+            kept_in(*filesystem, *of_container, elsewhere),
             permissions(&folder.path, *mode, *owner, folder.uid),
-            room(&folder.path, *space),
+            room(&folder.path, *of_container, *space),
             whose(files),
         ],
     }
@@ -81,8 +82,15 @@ fn writable(path: &Path, refusal: Option<&str>) -> Check {
     }
 }
 
-fn kept_in(filesystem: Filesystem, elsewhere: String) -> Check {
+fn kept_in(filesystem: Filesystem, of_container: bool, elsewhere: String) -> Check {
     match filesystem {
+        Filesystem::Memory(name) if of_container => RUNTIME_DIR_FILESYSTEM
+            .note(
+                format!("{name}, made for this container alone"),
+                "pools outside of this container, and those of other containers, have ledgers of their own: they and the \
+                 pools here share no memory, and each side takes a GPU of both for its own",
+            )
+            .advice("start all of them with --ipc=host, or mount one folder into all and name it in KVCACHED_RUNTIME_DIR"),
         Filesystem::Memory(name) => RUNTIME_DIR_FILESYSTEM.ok(format!("{name}, in memory")),
         Filesystem::Disk(name) => RUNTIME_DIR_FILESYSTEM
             .note(
@@ -120,7 +128,7 @@ fn permissions(path: &Path, mode: u32, owner: u32, me: u32) -> Check {
     RUNTIME_DIR_MODE.ok(what)
 }
 
-fn room(path: &Path, space: Space) -> Check {
+fn room(path: &Path, of_container: bool, space: Space) -> Check {
     let Space { total, free, free_files } = space;
     let what = format!("{free} free of {total}");
     let enough = SPACE_MIN.max(Bytes(total.0 / 20).min(Bytes::gib(1)));
@@ -132,14 +140,10 @@ fn room(path: &Path, space: Space) -> Check {
     if let Some(files) = free_files.filter(|&files| files < FILES_MIN) {
         return RUNTIME_DIR_SPACE.finding(format!("{what}, but room for {files} more files"), full, list);
     }
-    if total <= DOCKER_DEFAULT {
+    if of_container && total < CONTAINER_MIN {
         return RUNTIME_DIR_SPACE
-            .note(
-                what,
-                "as Docker gives it: a container's own, where pools of other containers are not seen, and too small for \
-                 engines with several workers",
-            )
-            .advice("docker run --ipc=host (or --shm-size=8g, if the GPU is not shared)");
+            .note(what, "as Docker gives it to a container: too small for engines with several workers")
+            .advice("docker run --shm-size=8g");
     }
     RUNTIME_DIR_SPACE.ok(what)
 }
@@ -174,6 +178,22 @@ fn ledgers(pools: Result<&Pools, &String>) -> Check {
             "pools on these devices are not listed in full; what is said of them here may be wrong",
         ),
     }
+}
+
+fn ledgers_elsewhere(found: Result<&[Elsewhere], &String>) -> Check {
+    let found = match found {
+        Err(why) => return LEDGERS_ELSEWHERE.skipped(why),
+        Ok([]) => return LEDGERS_ELSEWHERE.ok("none that this user may see"),
+        Ok(found) => found,
+    };
+    let named = |Elsewhere { pid, program, ledger }: &Elsewhere| format!("pid {pid} ({program}): {}", ledger.display());
+    LEDGERS_ELSEWHERE
+        .note(
+            some_of(&found.iter().map(named).collect::<Vec<_>>()),
+            "these pools are of another user, of another container or of another KVCACHED_RUNTIME_DIR: they and the pools \
+             here share no memory, and each side takes a device of both for its own",
+        )
+        .advice("start all of them as one user with the same folder: see \"Containers\" in docs/security.md")
 }
 
 fn leftovers(found: Result<&[Found], &String>, gc: &str) -> Check {

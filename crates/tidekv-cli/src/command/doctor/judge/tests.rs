@@ -8,8 +8,8 @@ use tidekv_core::units::Bytes;
 use super::all;
 use crate::command::doctor::check::{ALL, Check, Status};
 use crate::command::doctor::facts::{
-    ControlGroup, CpuCounts, CpuQuota, Facts, Files, Filesystem, Folder, FolderState, Governor, HostMemory, Kernel,
-    Level, Limit, LivePool, Pools, Python, Space,
+    ControlGroup, CpuCounts, CpuQuota, Elsewhere, Facts, Files, Filesystem, Folder, FolderState, Governor, HostMemory,
+    Kernel, Level, Limit, LivePool, Pools, Python, Space,
 };
 use crate::command::gc::Found;
 use crate::gpu::{BrokenGpu, ComputeMode, Gpu, GpuError, GpuMemory, GpuReport, GpuUser, Mig, MigPart};
@@ -34,6 +34,7 @@ fn healthy() -> Facts {
             broken: Vec::new(),
         })),
         pools: Ok(Pools { live: vec![pool], unreadable: Vec::new() }),
+        elsewhere: Ok(Vec::new()),
         left_behind: Ok(Vec::new()),
         folder: Ok(Folder { path: "/dev/shm".into(), uid: 1000, state: Ok(there()) }),
         kernel: Kernel {
@@ -90,6 +91,7 @@ fn there() -> FolderState {
         owner: 0,
         refusal: None,
         filesystem: Filesystem::Memory("tmpfs"),
+        of_container: false,
         space: Space { total: Bytes::gib(256), free: Bytes::gib(255), free_files: Some(1_000_000) },
         files: Files::default(),
     }
@@ -250,8 +252,10 @@ fn shared_file_cases() -> Vec<Case> {
         case("runtime-dir-space", Finding, &["3 more files"], |f| {
             folder!(space: Space { total: Bytes::gib(256), free: Bytes::gib(99), free_files: Some(3) })(f);
         }),
-        case("runtime-dir-space", Note, &["Docker", "--ipc=host"], |f| {
-            folder!(space: Space { total: Bytes::mib(64), free: Bytes::mib(60), free_files: None })(f);
+        case("runtime-dir-filesystem", Note, &["this container", "--ipc=host"], folder!(of_container: true)),
+        case("runtime-dir-space", Note, &["Docker", "--shm-size"], |f| {
+            let small = Space { total: Bytes::mib(64), free: Bytes::mib(60), free_files: None };
+            folder!(of_container: true, space: small)(f);
         }),
         case("runtime-dir-files", Note, &["2 of user 7"], |f| {
             folder!(files: Files { of_others: BTreeMap::from([(7, 2)]), usurped: Vec::new() })(f);
@@ -264,6 +268,11 @@ fn shared_file_cases() -> Vec<Case> {
             f.pools.as_mut().unwrap().unreadable.push("host: format 9".to_owned());
         }),
         case("ledgers", Skipped, &["5 s"], |f| f.pools = Err("did not answer within 5 s".to_owned())),
+        case("ledgers-elsewhere", Note, &["pid 7 (kvserve): /x/kvcached-ledger-0-host", "share no memory"], |f| {
+            let ledger = PathBuf::from("/x/kvcached-ledger-0-host");
+            f.elsewhere = Ok(vec![Elsewhere { pid: 7, program: "kvserve".to_owned(), ledger }]);
+        }),
+        case("ledgers-elsewhere", Skipped, &["5 s"], |f| f.elsewhere = Err("did not answer within 5 s".to_owned())),
         case("leftovers", Finding, &["entry of x", "kvctl gc"], |f| {
             f.left_behind = Ok(vec![Found::Stale { what: "entry of x".to_owned() }]);
         }),
@@ -486,6 +495,7 @@ fn a_machine_of_which_nothing_is_known() {
     let facts = Facts {
         gpus: Ok(Err(GpuError::NoDriver { why: why() })),
         pools: Err(why()),
+        elsewhere: Err(why()),
         left_behind: Err(why()),
         folder: Ok(Folder { path: "/x".into(), uid: 0, state: Ok(FolderState::Missing { can_be_made: true }) }),
         kernel: Kernel::unknown("no answer"),
