@@ -87,8 +87,15 @@ fn held(view: &LedgerView, name: &str) -> Bytes {
 
 /// Waits until the ledger is so, and demands at every look that the budget is kept.
 fn wait_for(dir: &Path, what: &str, done: impl Fn(&LedgerView) -> bool) {
+    let mut last = None;
     wait_until(what, || {
         look(dir).is_some_and(|view| {
+            // Shown when the test fails.
+            let entries = format!("{:?}", view.entries);
+            if last.as_ref() != Some(&entries) {
+                println!("{entries}");
+                last = Some(entries);
+            }
             let sum = Bytes(view.entries.iter().map(|entry| entry.reserved.0).sum());
             assert!(sum <= BUDGET, "{sum} of {BUDGET} are held");
             done(&view)

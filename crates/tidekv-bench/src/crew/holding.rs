@@ -2,12 +2,13 @@
 //!
 //! ```text
 //!    target (Order::Want) ──> grower: leases what is missing, waiting for neighbours ──> leases
-//!    reclaim request ───────> obey: frees that much of what was leased last          <──┘
+//!    reclaim request ───────> obey: frees that many pages whole                      <──┘
 //! ```
 //!
 //! What an engine's scheduler does between two steps happens here at full speed: always hungry, and always
 //! giving back what it is asked for.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -27,6 +28,10 @@ const FENCE: Fence = Fence::Step(Step(0));
 /// be had at once.
 const PATIENCE: Duration = Duration::from_millis(100);
 const STEP_PATIENCE: Duration = Duration::from_millis(10);
+
+/// How long a request to give memory back may stand before it is obeyed once more: a page that was given may not have been
+/// free as a whole, because the grower was leasing from it.
+const OBEY_AGAIN: Duration = Duration::from_secs(1);
 
 /// The most that is asked for at once. Twice as much after a lease, half after a refusal: large steps while there
 /// is much to be had, single blocks where pools settle.
@@ -53,8 +58,8 @@ struct State {
     since: Option<Instant>,
     /// Numbers of blocks that are worth a word, the next one last.
     marks: Vec<u32>,
-    /// Revision of the last reclaim request that was obeyed.
-    obeyed: u64,
+    /// Revision of the last reclaim request that was obeyed, and when.
+    obeyed: Option<(u64, Instant)>,
     failure: Option<String>,
 }
 
@@ -93,17 +98,20 @@ impl Holding {
         self.pool.free(&surplus, FENCE)
     }
 
-    /// Follows a request to give memory back, once: frees that much of what was leased last.
+    /// Follows a request to give memory back: frees all blocks of that many pages. Pages go as a whole or not at all; blocks
+    /// of two half pages would help nobody.
     pub(crate) fn obey(&self) -> Result<(), PoolError> {
         let request = self.pool.reclaim_requested();
         let mut state = self.state();
-        if request.pages == 0 || request.revision == state.obeyed {
+        let answered = |(revision, at): (u64, Instant)| revision == request.revision && at.elapsed() < OBEY_AGAIN;
+        if request.pages == 0 || state.obeyed.is_some_and(answered) {
             return Ok(());
         }
-        state.obeyed = request.revision;
-        let blocks = request.pages.saturating_mul(self.pool.geometry().blocks_per_page());
-        let keep = state.leases.len().saturating_sub(count(blocks));
-        let surplus = state.leases.split_off(keep);
+        state.obeyed = Some((request.revision, Instant::now()));
+        let page_of = |lease: &BlockLease| lease.block.0 / self.pool.geometry().blocks_per_page();
+        let pages: BTreeSet<u32> = state.leases.iter().map(page_of).collect();
+        let given: BTreeSet<u32> = pages.into_iter().rev().take(count(request.pages)).collect();
+        let surplus: Vec<_> = state.leases.extract_if(.., |lease| given.contains(&page_of(lease))).collect();
         drop(state);
         self.reclaims.fetch_add(1, Ordering::Relaxed);
         let freed = self.pool.free(&surplus, FENCE);
