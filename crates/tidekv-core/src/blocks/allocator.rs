@@ -226,15 +226,18 @@ impl BlockAllocator {
     /// # Errors
     ///
     /// [`CommitError`] with the plan, where one of its claims is no longer in force, or where the limit was lowered since
-    /// and does not leave its pages.
+    /// and does not leave its pages or blocks.
     pub fn commit(&mut self, plan: AllocPlan, out: &mut Vec<BlockLease>) -> Result<(), CommitError> {
         let stale = plan.claims.iter().find_map(|&claim| self.pages().check_mapping(claim).err());
         if let Some(stale) = stale {
             return Err(CommitError { plan, why: CommitRefusal::Stale(stale) });
         }
-        // The null block is nobody's, and a pool that wants one has it under any limit.
+        let limit = self.pages().limit();
         let in_use = self.pages().count(PageState::InUse) + u32::try_from(plan.claims.len()).unwrap_or(u32::MAX);
-        if !plan.claims.is_empty() && in_use > self.pages().limit() && plan.purpose != Purpose::NullBlock {
+        let fits = (plan.claims.is_empty() || in_use <= limit)
+            && self.places.live() + plan.from_claims <= limit * self.blocks_per_page();
+        // The null block is nobody's, and a pool that wants one has it under any limit.
+        if !fits && plan.purpose != Purpose::NullBlock {
             let limit = self.exhausted(u32::try_from(plan.block_count()).unwrap_or(u32::MAX));
             return Err(CommitError { plan, why: CommitRefusal::Limit(limit) });
         }

@@ -90,7 +90,7 @@ pub enum CommitRefusal {
     /// Someone reported a page of the plan as mapped or refused on their own.
     #[error(transparent)]
     Stale(StaleClaim),
-    /// The limit was lowered, and leaves fewer pages than the plan claimed.
+    /// The limit was lowered, and leaves fewer pages or blocks than the plan takes.
     #[error(transparent)]
     Limit(AllocError),
 }

@@ -333,6 +333,24 @@ fn what_is_free_above_the_limit_is_leased_to_nobody() {
     assert_eq!(pool.available_blocks(), 8);
 }
 
+/// A plan that needed no page was committed under whatever limit came meanwhile.
+#[test]
+fn a_plan_of_mapped_blocks_is_not_committed_under_a_lower_limit() {
+    let mut pool = pool(8, 4, 4);
+    let leases = alloc(&mut pool, 9);
+    let plan = pool.plan_alloc(3).unwrap();
+    assert!(plan.claims().is_empty());
+    pool.set_limit(2);
+    let CommitError { plan, why } = pool.commit(plan, &mut Vec::new()).unwrap_err();
+    assert!(matches!(why, CommitRefusal::Limit(AllocError::Exhausted { limit_pages: 2, .. })));
+    pool.abort(plan);
+    free(&mut pool, &leases[..5]);
+    let plan = pool.plan_alloc(4).unwrap();
+    assert!(plan.claims().is_empty());
+    pool.commit(plan, &mut Vec::new()).unwrap();
+    pool.check_invariants();
+}
+
 #[test]
 fn refilled_pages_belong_to_whoever_comes_first() {
     let mut pool = pool(3, 2, 0);

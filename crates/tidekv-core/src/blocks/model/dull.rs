@@ -66,17 +66,19 @@ impl Model {
         mapped.map(|page| self.free_in(page)).sum()
     }
 
+    /// Blocks taken, whoever holds them.
+    pub(super) fn taken(&self) -> u32 {
+        let in_use = (0..self.page_count()).filter(|&page| self.pages[page as usize].state == InUse);
+        in_use.map(|page| self.blocks_per_page - self.free_in(page)).sum()
+    }
+
     /// Page by page: an idle page is given out only while fewer are in use or on their way there than the limit says,
     /// and no block once as many are taken.
     pub(super) fn leasable(&self) -> u32 {
         let (in_use, idle) = (self.in_state(InUse), self.in_state(Idle));
         let usable = (0..idle).filter(|idle| in_use + self.in_state(Mapping) + idle < self.limit).count();
-        let free_in_use: u32 = (0..self.page_count())
-            .filter(|&page| self.pages[page as usize].state == InUse)
-            .map(|page| self.free_in(page))
-            .sum();
-        let taken = in_use * self.blocks_per_page - free_in_use;
-        let below_limit = (self.limit * self.blocks_per_page).saturating_sub(taken);
+        let below_limit = (self.limit * self.blocks_per_page).saturating_sub(self.taken());
+        let free_in_use = in_use * self.blocks_per_page - self.taken();
         (free_in_use + u32::try_from(usable).unwrap() * self.blocks_per_page).min(below_limit)
     }
 

@@ -244,7 +244,8 @@ impl World {
         let purpose = plan.purpose;
         let (leased_before, aside_before) = (self.leases.len(), self.pool.set_aside_blocks().len());
         let in_use = self.model.in_state(InUse) + u32::try_from(claims.len()).unwrap();
-        let fits = claims.is_empty() || in_use <= self.model.limit;
+        let fits = (claims.is_empty() || in_use <= self.model.limit)
+            && self.model.taken() + from_claims <= self.model.limit * self.model.blocks_per_page;
         if let Err(CommitError { plan, why }) = self.pool.commit(plan, &mut self.leases) {
             assert!(!fits && matches!(why, CommitRefusal::Limit(_)), "{why}");
             return self.abort(plan);
