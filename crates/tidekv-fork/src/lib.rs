@@ -13,7 +13,8 @@
 //! ```
 //!
 //! A fork between opening a descriptor and registering it would escape all that, so both happen behind a gate
-//! ([`ClosedInChild::open`]): a fork waits a moment for those inside it, and they wait for a fork.
+//! ([`ClosedInChild::open`]): a fork waits for the threads inside it, however long they take, and they wait for a fork. Inside
+//! there is one system call, which waits for no other thread of this process, so neither side can wait for the other for ever.
 //!
 //! The child's handler runs in the child alone, where there is one thread. It only loads and stores atomics and closes
 //! descriptors, which is all that is allowed between `fork` and `exec` of a threaded process. Children that are started
@@ -24,25 +25,32 @@
 //! A crate of its own because two that must not know each other need the same table: `tidekv-mem` for memory files,
 //! `tidekv-shm` for locks. This crate is one of the few that may use `unsafe`.
 
+use std::cell::Cell;
+use std::convert::Infallible;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 static SLOTS: AtomicPtr<Slot> = AtomicPtr::new(ptr::null_mut());
 static REGISTER: Once = Once::new();
 
-/// Threads inside the gate, and threads in the middle of `fork`. One side announces itself, then looks at the other.
+/// Threads inside the gate, and threads in the middle of `fork`. One side announces itself, then looks at the other, and
+/// sleeps until the other's number changes.
 static INSIDE: AtomicU32 = AtomicU32::new(0);
 static FORKING: AtomicU32 = AtomicU32::new(0);
 
+thread_local! {
+    /// How often this thread is inside the gate.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
 const FREE: RawFd = -1;
-/// How long a fork waits for those inside the gate, who need microseconds. A fork must not hang because an open does.
-const GATE_WAIT: Duration = Duration::from_millis(100);
+/// The slot of a descriptor that is being opened.
+const OPENING: RawFd = -2;
 
 /// A descriptor to close in children. Slots are never deallocated, so the handler can walk them at any moment.
 #[derive(Debug)]
@@ -76,17 +84,22 @@ impl Birth {
 
 extern "C" fn before_fork() {
     FORKING.fetch_add(1, Ordering::SeqCst);
-    if INSIDE.load(Ordering::SeqCst) == 0 {
+    // A signal's handler that forks in the middle of an opening would wait for its own thread.
+    if DEPTH.get() > 0 {
         return;
     }
-    let deadline = Instant::now() + GATE_WAIT;
-    while INSIDE.load(Ordering::SeqCst) > 0 && Instant::now() < deadline {
-        std::thread::yield_now();
+    loop {
+        match INSIDE.load(Ordering::SeqCst) {
+            0 => return,
+            inside => wait_while(&INSIDE, inside),
+        }
     }
 }
 
 extern "C" fn in_parent() {
-    FORKING.fetch_sub(1, Ordering::SeqCst);
+    if FORKING.fetch_sub(1, Ordering::SeqCst) == 1 {
+        wake_all(&FORKING);
+    }
 }
 
 extern "C" fn in_child() {
@@ -98,7 +111,7 @@ extern "C" fn in_child() {
     // SAFETY: every slot was leaked from a box before it was published with Release, and is never freed.
     while let Some(this) = unsafe { slot.as_ref() } {
         let fd = this.fd.swap(FREE, Ordering::Relaxed);
-        if fd != FREE {
+        if fd >= 0 {
             // SAFETY: the slot held a descriptor that a `ClosedInChild` owns; in this process that owner is foreign
             // and will neither use nor close it.
             unsafe { libc::close(fd) };
@@ -107,30 +120,61 @@ extern "C" fn in_child() {
     }
 }
 
-/// While it lives, no fork happens in this process (for at most [`GATE_WAIT`]).
+/// While it lives, no fork happens in this process.
 #[derive(Debug)]
 struct Gate(Birth);
 
 impl Gate {
     fn enter() -> Self {
-        loop {
-            INSIDE.fetch_add(1, Ordering::SeqCst);
-            if FORKING.load(Ordering::SeqCst) == 0 {
-                return Self(Birth::here());
+        // The handlers are there before the gate is used.
+        let birth = Birth::here();
+        if DEPTH.replace(DEPTH.get() + 1) == 0 {
+            loop {
+                INSIDE.fetch_add(1, Ordering::SeqCst);
+                match FORKING.load(Ordering::SeqCst) {
+                    0 => break,
+                    forking => {
+                        step_out();
+                        wait_while(&FORKING, forking);
+                    }
+                }
             }
-            INSIDE.fetch_sub(1, Ordering::SeqCst);
-            std::thread::yield_now();
         }
+        Self(birth)
     }
 }
 
 impl Drop for Gate {
     fn drop(&mut self) {
-        // A child that was forked inside the gate after all counts from zero.
-        if !self.0.is_foreign() {
-            INSIDE.fetch_sub(1, Ordering::SeqCst);
+        let depth = DEPTH.get() - 1;
+        DEPTH.set(depth);
+        // A child that was forked inside the gate by this very thread counts from zero.
+        if depth == 0 && !self.0.is_foreign() {
+            step_out();
         }
     }
+}
+
+fn step_out() {
+    if INSIDE.fetch_sub(1, Ordering::SeqCst) == 1 && FORKING.load(Ordering::SeqCst) > 0 {
+        wake_all(&INSIDE);
+    }
+}
+
+/// Sleeps until somebody wakes those who wait for this word, unless it has another value already. May return early.
+fn wait_while(word: &AtomicU32, value: u32) {
+    let no_limit = ptr::null::<libc::timespec>();
+    // SAFETY: the word is a static, aligned, and read by the kernel only; a time limit that is null is none.
+    unsafe {
+        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, value, no_limit)
+    };
+}
+
+fn wake_all(word: &AtomicU32) {
+    // SAFETY: the word's address tells the kernel whom to wake; nothing is read or written there.
+    unsafe {
+        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, libc::c_int::MAX)
+    };
 }
 
 /// A descriptor that forked children close at once and never use.
@@ -143,19 +187,24 @@ pub struct ClosedInChild {
 
 impl ClosedInChild {
     /// Opens a descriptor and takes it over, with no fork in between. It should be close-on-exec as well, for children
-    /// that are started without `fork`. The closure should only open: forks of other threads wait for it.
+    /// that are started without `fork`.
+    ///
+    /// The closure makes the system call that opens and nothing else: forks of other threads wait until it returns. What
+    /// checks, fills or locks the file does so afterwards.
     pub fn open<E>(open: impl FnOnce() -> Result<OwnedFd, E>) -> Result<Self, E> {
-        // The handlers are there before the gate is used.
-        Birth::here();
+        // A slot may have to be allocated. A fork may hold the allocator's lock, so that happens before the gate.
+        let mut held = Self { fd: None, slot: take_slot(), birth: Birth::here() };
         let _gate = Gate::enter();
-        open().map(Self::new)
+        let fd = open()?;
+        held.slot.fd.store(fd.as_raw_fd(), Ordering::Relaxed);
+        held.fd = Some(fd);
+        Ok(held)
     }
 
     /// Takes over a descriptor whose copy in a child that was forked just now would do no harm.
     pub fn new(fd: OwnedFd) -> Self {
-        let birth = Birth::here();
-        let slot = take_slot(fd.as_raw_fd());
-        Self { fd: Some(fd), slot, birth }
+        let Ok(held) = Self::open(|| Ok::<_, Infallible>(fd));
+        held
     }
 
     /// Whether this process is a fork of the one that opened it, so that the descriptor is closed here.
@@ -185,17 +234,17 @@ impl Drop for ClosedInChild {
     }
 }
 
-fn take_slot(fd: RawFd) -> &'static Slot {
+fn take_slot() -> &'static Slot {
     let mut slot = SLOTS.load(Ordering::Acquire).cast_const();
     // SAFETY: as in `in_child`.
     while let Some(this) = unsafe { slot.as_ref() } {
-        if this.fd.compare_exchange(FREE, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+        if this.fd.compare_exchange(FREE, OPENING, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             return this;
         }
         slot = this.next.load(Ordering::Relaxed).cast_const();
     }
     let new: &'static Slot =
-        Box::leak(Box::new(Slot { fd: AtomicI32::new(fd), next: AtomicPtr::new(ptr::null_mut()) }));
+        Box::leak(Box::new(Slot { fd: AtomicI32::new(OPENING), next: AtomicPtr::new(ptr::null_mut()) }));
     let publish = |head| {
         new.next.store(head, Ordering::Relaxed);
         Some(ptr::from_ref(new).cast_mut())

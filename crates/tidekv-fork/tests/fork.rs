@@ -3,13 +3,16 @@
 use std::io::pipe;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags, fstat, open, stat};
 use rustix::process::{Pid, WaitOptions, waitpid};
 use tidekv_fork::{Birth, ClosedInChild};
+
+const OPENERS: usize = 8;
 
 /// Runs `child` in a fork, which may only make system calls; says whether it answered yes.
 fn in_fork(child: impl FnOnce() -> bool) -> bool {
@@ -55,35 +58,89 @@ fn a_child_does_not_close_a_number_that_is_someone_elses_by_then() {
     }));
 }
 
-/// How many descriptors of this process lead to a file.
-fn count_open(inode: u64) -> usize {
-    let leads_there = |number: &RawFd| {
-        // SAFETY: the number may be closed, which `fstat` says; it is used for nothing else.
-        let fd = unsafe { BorrowedFd::borrow_raw(*number) };
-        fstat(fd).is_ok_and(|stat| stat.st_ino == inode)
-    };
-    (0..256).filter(leads_there).count()
+/// A file to open, and what tells its descriptors from all others.
+struct Target {
+    path: tempfile::TempPath,
+    /// Inode numbers repeat across file systems, and those of pipes and sockets are on one of their own.
+    identity: (u64, u64),
 }
 
+impl Target {
+    fn new() -> Self {
+        let path = tempfile::NamedTempFile::new().expect("a folder for files").into_temp_path();
+        let stat = stat(&*path).expect("it was just made");
+        Self { path, identity: (stat.st_dev, stat.st_ino) }
+    }
+
+    fn open(&self) -> rustix::io::Result<OwnedFd> {
+        open(&*self.path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+    }
+
+    /// Whether no descriptor of this process leads to the file.
+    fn is_closed(&self) -> bool {
+        let leads_there = |number: RawFd| {
+            // SAFETY: the number may be closed, which `fstat` says; it is used for nothing else.
+            let fd = unsafe { BorrowedFd::borrow_raw(number) };
+            fstat(fd).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.identity)
+        };
+        !(0..256).any(leads_there)
+    }
+}
+
+/// Issue 22: the guard waited 100 ms at most, so a child had a copy of what took longer to open.
+#[test]
+fn a_fork_in_the_middle_of_a_slow_opening_leaves_no_copy() {
+    let target = Target::new();
+    let (opened, is_open) = mpsc::channel();
+    let open_slowly = || {
+        let file = target.open();
+        opened.send(()).unwrap();
+        std::thread::sleep(Duration::from_secs(2));
+        file
+    };
+    std::thread::scope(|scope| {
+        let held = scope.spawn(|| ClosedInChild::open(open_slowly).unwrap());
+        is_open.recv().unwrap();
+        assert!(in_fork(|| target.is_closed()), "the child has a copy of what was being opened");
+        drop(held.join().unwrap());
+    });
+}
+
+/// A signal's handler may fork in the middle of an opening. Nobody else could let it pass.
+#[test]
+fn a_thread_that_forks_while_it_opens_does_not_wait_for_itself() {
+    let target = Target::new();
+    let forked = ClosedInChild::open(|| {
+        assert!(in_fork(|| true));
+        target.open()
+    });
+    assert!(in_fork(|| target.is_closed()), "the next child has no copy");
+    drop(forked);
+}
+
+/// `TIDEKV_FORKS` children beside eight threads that do nothing but open and close; see the specification.
 #[test]
 fn no_fork_falls_between_opening_and_registering() {
-    let file = tempfile::NamedTempFile::new().unwrap().into_temp_path();
-    let inode = stat(&*file).unwrap().st_ino;
-    let open_it = |path: &Path| open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-    let (stop, opened) = (AtomicBool::new(false), AtomicBool::new(false));
+    let forks = std::env::var("TIDEKV_FORKS").map_or(100, |count| count.parse().expect("a number"));
+    let target = Target::new();
+    let stop = AtomicBool::new(false);
+    let (opened, have_opened) = mpsc::channel();
     std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !stop.load(Ordering::Relaxed) {
-                drop(ClosedInChild::open(|| open_it(&file)).unwrap());
-                opened.store(true, Ordering::Relaxed);
-            }
-        });
-        while !opened.load(Ordering::Relaxed) {
-            std::thread::yield_now();
+        for _ in 0..OPENERS {
+            scope.spawn(|| {
+                drop(ClosedInChild::open(|| target.open()).unwrap());
+                opened.send(()).unwrap();
+                while !stop.load(Ordering::Relaxed) {
+                    drop(ClosedInChild::open(|| target.open()).unwrap());
+                }
+            });
         }
-        let escaped = (0..300).filter(|_| !in_fork(|| count_open(inode) == 0)).count();
+        for _ in 0..OPENERS {
+            have_opened.recv().unwrap();
+        }
+        let escaped = (0..forks).filter(|_| !in_fork(|| target.is_closed())).count();
         stop.store(true, Ordering::Relaxed);
-        assert_eq!(escaped, 0, "of 300 children had a copy");
+        assert_eq!(escaped, 0, "of {forks} children had a copy");
     });
 }
 

@@ -1,11 +1,12 @@
 //! Files of this user alone, in a folder that may be everybody's: opened with suspicion, read and written whole.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, open, stat};
 use rustix::io::{Errno, pread, pwrite};
 use rustix::process::geteuid;
+use tidekv_fork::ClosedInChild;
 
 use crate::Foreign;
 
@@ -18,12 +19,25 @@ pub(crate) enum OpenError {
     Os { call: &'static str, error: Errno },
 }
 
+/// Opens a file that forked children do not get. Its name is looked up before: forks wait for an open, and should not wait
+/// for a slow disk to find the name.
+pub(crate) fn open_guarded(path: &Path, flags: OFlags, mode: Mode) -> Result<ClosedInChild, Errno> {
+    let _ = stat(path);
+    ClosedInChild::open(|| open(path, flags, mode))
+}
+
+/// Makes a file that only this user may read and write; an error if there is one of this name.
+pub(crate) fn make_private(path: &Path) -> Result<ClosedInChild, Errno> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    open_guarded(path, flags, Mode::RUSR | Mode::WUSR)
+}
+
 /// Opens a file that is there, without following links, and refuses it unless it is a regular file of ours that nobody
 /// else may read or write.
-pub(crate) fn open_private(path: &Path) -> Result<Option<OwnedFd>, OpenError> {
+pub(crate) fn open_private(path: &Path) -> Result<Option<ClosedInChild>, OpenError> {
     // NONBLOCK: opening a pipe that somebody put there must not wait for its other end.
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let file = match open(path, flags, Mode::empty()) {
+    let file = match open_guarded(path, flags, Mode::empty()) {
         Ok(file) => file,
         Err(Errno::NOENT) => return Ok(None),
         Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => return Err(OpenError::NotOurs(Foreign::NotAFile)),

@@ -1,9 +1,10 @@
 //! The bare system calls of the host back-end, in its order.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use tidekv_core::geometry::{Extent, Placement};
 use tidekv_core::units::{Bytes, PageId};
+use tidekv_fork::ClosedInChild;
 
 use super::HostOptions;
 use super::region::{AddressSpace, commit, memory_file, punch};
@@ -12,7 +13,7 @@ use crate::{MemError, RawPages, UnmappedReads};
 #[derive(Debug)]
 pub(super) struct HostRaw {
     space: AddressSpace,
-    file: OwnedFd,
+    file: ClosedInChild,
     placement: Placement,
 }
 

@@ -34,7 +34,7 @@ pub(super) struct HostRegion {
 
 impl HostRegion {
     pub(super) fn new(shared: Arc<Shared>, placement: &Placement, options: RegionOptions) -> Result<Self, MemError> {
-        let file = ClosedInChild::open(|| memory_file(shared.options, placement.reservation_bytes()))?;
+        let file = memory_file(shared.options, placement.reservation_bytes())?;
         let space = AddressSpace::new(placement.reservation_bytes(), options.unmapped_reads)?;
         let slots = placement.page_count() as usize * placement.handles_per_page() as usize;
         Ok(Self {
@@ -218,8 +218,8 @@ impl Drop for AddressSpace {
 }
 
 /// A memory file with room for every page, all holes.
-pub(super) fn memory_file(options: HostOptions, bytes: Bytes) -> Result<OwnedFd, MemError> {
-    let file = rustix::fs::memfd_create("tidekv", memfd_flags(options))
+pub(super) fn memory_file(options: HostOptions, bytes: Bytes) -> Result<ClosedInChild, MemError> {
+    let file = ClosedInChild::open(|| rustix::fs::memfd_create("tidekv", memfd_flags(options)))
         .map_err(|errno| MemError::system("memfd_create", "making the memory file", errno))?;
     rustix::fs::ftruncate(&file, bytes.0)
         .map_err(|errno| MemError::system("ftruncate", "sizing the memory file", errno))?;

@@ -12,17 +12,18 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
-    FallocateFlags, FsWord, Mode, OFlags, fallocate, fchmod, fstat, fstatfs, ftruncate, link, open, stat, unlink,
+    FallocateFlags, FsWord, Mode, OFlags, fallocate, fchmod, fstat, fstatfs, ftruncate, link, stat, unlink,
 };
 use rustix::io::{Errno, pread};
 use rustix::process::geteuid;
 use tidekv_core::units::Bytes;
+use tidekv_fork::ClosedInChild;
 
 use super::config::ArenaConfig;
 use super::error::ArenaError;
@@ -31,7 +32,7 @@ use super::geometry::{Geometry, HUGE, MEMBERS};
 use super::name::{ArenaName, UNFINISHED};
 use super::tables::Tables;
 use crate::lock::{LockError, is_locked, lock_byte, try_lock_byte, unlock_byte};
-use crate::private_file::foreign;
+use crate::private_file::{foreign, make_private, open_guarded, open_private};
 use crate::{Foreign, RuntimeDir, now_ms};
 
 /// `statfs` of hugetlbfs.
@@ -66,8 +67,7 @@ impl Place {
         }
         self.dir.ensure().map_err(|source| ArenaError::Os { call: "mkdir", path: self.path.clone(), source })?;
         let unfinished = self.unfinished_path();
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = open(&unfinished, flags, Mode::RUSR | Mode::WUSR).map_err(self.os("open"))?;
+        let file = make_private(&unfinished).map_err(self.os("open"))?;
         let built = self.build(file.as_fd(), geometry, config).and_then(|()| match link(&unfinished, &self.path) {
             Ok(()) => Ok(()),
             Err(Errno::EXIST) => Err(exists()),
@@ -130,7 +130,7 @@ impl Place {
     }
 
     /// Opens the arena and checks that it is one.
-    pub(super) fn open(&self) -> Result<(OwnedFd, Head), ArenaError> {
+    pub(super) fn open(&self) -> Result<(ClosedInChild, Head), ArenaError> {
         let file = self.open_any()?;
         let state = fstat(&file).map_err(self.os("fstat"))?;
         let head = self.read_head(file.as_fd(), u64::try_from(state.st_size).unwrap_or(0))?;
@@ -138,11 +138,11 @@ impl Place {
     }
 
     /// Opens a file of this user that has an arena's name, whatever is in it.
-    pub(super) fn open_any(&self) -> Result<OwnedFd, ArenaError> {
+    pub(super) fn open_any(&self) -> Result<ClosedInChild, ArenaError> {
         let not_ours = |why| ArenaError::NotOurs { path: self.path.clone(), why };
         // NONBLOCK: opening a pipe that somebody put there must not wait for its other end.
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let file = match open(&self.path, flags, Mode::empty()) {
+        let file = match open_guarded(&self.path, flags, Mode::empty()) {
             Ok(file) => file,
             Err(Errno::NOENT) => return Err(ArenaError::NotFound { path: self.path.clone() }),
             Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => return Err(not_ours(Foreign::NotAFile)),
@@ -288,10 +288,8 @@ pub(super) fn file_names(dir: &RuntimeDir) -> Result<Vec<String>, ArenaError> {
 
 /// Removes a file that its maker did not finish, unless somebody is still at work on it.
 pub(super) fn remove_unfinished(path: &Path) -> bool {
-    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let Ok(file) = open(path, flags, Mode::empty()) else { return false };
-    let ours = fstat(&file).is_ok_and(|stat| foreign(&stat).is_none());
-    ours && try_lock_byte(file.as_fd(), MAKE_LOCK) == Ok(true) && unlink(path).is_ok()
+    let Ok(Some(file)) = open_private(path) else { return false };
+    try_lock_byte(file.as_fd(), MAKE_LOCK) == Ok(true) && unlink(path).is_ok()
 }
 
 fn random_id() -> io::Result<ArenaId> {

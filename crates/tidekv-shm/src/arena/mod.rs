@@ -68,7 +68,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use tidekv_core::units::Bytes;
-use tidekv_fork::ClosedInChild;
 
 use attachment::Attachment;
 use file::Place;
@@ -116,13 +115,7 @@ impl Arena {
     /// Attaches to an arena that exists. What dead processes left in the place that this one takes is taken back.
     pub fn attach(dir: &RuntimeDir, name: &ArenaName, prefault: Prefault) -> Result<Self, ArenaError> {
         let place = Place::new(dir, name);
-        let mut head = None;
-        let file = ClosedInChild::open(|| {
-            let (file, found) = place.open()?;
-            head = Some(found);
-            Ok::<_, ArenaError>(file)
-        })?;
-        let head = head.expect("opened, so it has a head");
+        let (file, head) = place.open()?;
         let attachment = Arc::new(Attachment::new(place, file, head)?);
         if prefault == Prefault::Now {
             for segment in 0..attachment.mapped() {
@@ -169,7 +162,7 @@ impl Arena {
     /// The same only if nobody is attached, also of one that is damaged. Says whether it is gone.
     pub fn unlink_if_unused(dir: &RuntimeDir, name: &ArenaName) -> Result<bool, ArenaError> {
         let place = Place::new(dir, name);
-        let file = match ClosedInChild::open(|| place.open_any()) {
+        let file = match place.open_any() {
             Ok(file) => file,
             Err(ArenaError::NotFound { .. }) => return Ok(true),
             Err(error) => return Err(error),
@@ -187,13 +180,7 @@ impl Arena {
     /// Looks at an arena without attaching to it: for tools.
     pub fn inspect(dir: &RuntimeDir, name: &ArenaName) -> Result<Report, ArenaError> {
         let place = Place::new(dir, name);
-        let mut head = None;
-        let file = ClosedInChild::open(|| {
-            let (file, found) = place.open()?;
-            head = Some(found);
-            Ok::<_, ArenaError>(file)
-        })?;
-        let head = head.expect("opened, so it has a head");
+        let (file, head) = place.open()?;
         let tables = Tables::map(file.as_fd(), head.geometry).map_err(place.os("mmap"))?;
         Ok(verify::verify(&tables, &head, file.as_fd(), None))
     }

@@ -13,10 +13,10 @@
 //! ```
 
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags, fstat, ftruncate, open, stat, unlink};
+use rustix::fs::{fstat, ftruncate, stat, unlink};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use tidekv_fork::ClosedInChild;
@@ -25,7 +25,7 @@ use super::error::EventsError;
 use super::event::Event;
 use super::format::{self, CAPACITY, FILE_BYTES, FormatError, HEAD_BYTES, RECORD_BYTES};
 use crate::now_ms;
-use crate::private_file::{open_private, read_at, write_at};
+use crate::private_file::{make_private, open_private, read_at, write_at};
 
 /// How often we start over when the file is replaced under us.
 const TRIES: u32 = 3;
@@ -116,7 +116,7 @@ impl EventLog {
         let mut ring = match known {
             Some(ring) => ring,
             None => {
-                let file = ClosedInChild::open(|| open_or_make(&self.path))?;
+                let file = open_or_make(&self.path)?;
                 Ring { file, next: 0, checked_ms: 0, generation }
             }
         };
@@ -222,7 +222,7 @@ pub(super) fn read_all(file: BorrowedFd<'_>, path: &Path) -> Result<Vec<u8>, Eve
     Ok(bytes)
 }
 
-fn open_or_make(path: &Path) -> Result<OwnedFd, EventsError> {
+fn open_or_make(path: &Path) -> Result<ClosedInChild, EventsError> {
     match open_private(path).map_err(|error| EventsError::open(error, path))? {
         Some(file) => Ok(file),
         None => make(path),
@@ -230,9 +230,8 @@ fn open_or_make(path: &Path) -> Result<OwnedFd, EventsError> {
 }
 
 /// Makes an empty file. What is never written of it takes no memory.
-fn make(path: &Path) -> Result<OwnedFd, EventsError> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = open(path, flags, Mode::RUSR | Mode::WUSR).map_err(EventsError::os("open", path))?;
+fn make(path: &Path) -> Result<ClosedInChild, EventsError> {
+    let file = make_private(path).map_err(EventsError::os("open", path))?;
     ftruncate(&file, FILE_BYTES as u64).map_err(EventsError::os("ftruncate", path))?;
     let head = format::encode_head(geteuid().as_raw());
     for (bytes, at) in [(&head[8..], 8), (&head[..8], 0)] {

@@ -56,21 +56,9 @@ impl Batch {
 impl EventReader {
     /// Opens a device's events, to be read from the oldest on; `None` if there are none.
     pub fn open(dir: &RuntimeDir, device: &DeviceName) -> Result<Option<Self>, EventsError> {
-        /// That there is none is an answer, though opening calls it an error.
-        enum Missing {
-            NotThere,
-            Because(EventsError),
-        }
         let path = dir.events_path(device);
-        let open = || match open_private(&path) {
-            Ok(file) => file.ok_or(Missing::NotThere),
-            Err(error) => Err(Missing::Because(EventsError::open(error, &path))),
-        };
-        match ClosedInChild::open(open) {
-            Ok(file) => Ok(Some(Self { path, file, next: 0 })),
-            Err(Missing::NotThere) => Ok(None),
-            Err(Missing::Because(error)) => Err(error),
-        }
+        let file = open_private(&path).map_err(|error| EventsError::open(error, &path))?;
+        Ok(file.map(|file| Self { path, file, next: 0 }))
     }
 
     /// Where they lie.

@@ -9,21 +9,22 @@
 //!                     who holds it starts over, or those who come later would make another and both would count
 //! ```
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Mode, OFlags, fstat, link, open, stat, unlink};
+use rustix::fs::{fstat, link, stat, unlink};
 use rustix::io::Errno;
 use rustix::process::geteuid;
+use tidekv_fork::ClosedInChild;
 
 use super::error::{Foreign, LedgerError};
 use super::format::{self, FILE_BYTES, FormatError, HEADER_BYTES, RECORD_BYTES, TABLE_BYTE, VERSION, slot_offset};
 use super::view::LedgerHeader;
 use crate::RuntimeDir;
 use crate::lock::{LockError, lock_byte, try_lock_byte, unlock_byte};
-use crate::private_file::{OpenError, foreign, open_private, read_at, write_at};
+use crate::private_file::{OpenError, make_private, open_private, read_at, write_at};
 
 /// How often we start over before we say that the file does not settle.
 pub(super) const TRIES: u32 = 16;
@@ -55,7 +56,7 @@ impl Place {
     }
 
     /// Opens the ledger, and makes it with this header if there is none.
-    pub(super) fn open_or_make(&self, header: &LedgerHeader) -> Result<OwnedFd, LedgerError> {
+    pub(super) fn open_or_make(&self, header: &LedgerHeader) -> Result<ClosedInChild, LedgerError> {
         for _ in 0..TRIES {
             if let Some(file) = self.open_existing()? {
                 return Ok(file);
@@ -69,7 +70,7 @@ impl Place {
     }
 
     /// Opens the ledger if it is there. One that is not complete is taken away, and counts as not there.
-    pub(super) fn open_existing(&self) -> Result<Option<OwnedFd>, LedgerError> {
+    pub(super) fn open_existing(&self) -> Result<Option<ClosedInChild>, LedgerError> {
         let Some(file) = self.open_checked()? else { return Ok(None) };
         match self.check_contents(file.as_fd()) {
             Ok(()) => Ok(Some(file)),
@@ -88,7 +89,7 @@ impl Place {
     }
 
     /// Another descriptor of the ledger that `same` is, with locks of its own.
-    pub(super) fn open_again(&self, same: BorrowedFd<'_>) -> Result<OwnedFd, LedgerError> {
+    pub(super) fn open_again(&self, same: BorrowedFd<'_>) -> Result<ClosedInChild, LedgerError> {
         let unsettled = || LedgerError::Unsettled { path: self.path.clone(), tries: 1 };
         let file = self.open_checked()?.ok_or_else(unsettled)?;
         if self.identity(file.as_fd())? == self.identity(same)? { Ok(file) } else { Err(unsettled()) }
@@ -166,7 +167,7 @@ impl Place {
         }
     }
 
-    fn open_checked(&self) -> Result<Option<OwnedFd>, LedgerError> {
+    fn open_checked(&self) -> Result<Option<ClosedInChild>, LedgerError> {
         open_private(&self.path).map_err(|error| match error {
             OpenError::NotOurs(why) => LedgerError::NotOurs { path: self.path.clone(), why },
             OpenError::Os { call, error } => self.os(call)(error),
@@ -185,10 +186,9 @@ impl Place {
     }
 
     /// Makes the file whole and links it into place; `None` if somebody was faster.
-    fn make(&self, header: &LedgerHeader) -> Result<Option<OwnedFd>, LedgerError> {
+    fn make(&self, header: &LedgerHeader) -> Result<Option<ClosedInChild>, LedgerError> {
         let unfinished = self.unfinished_path();
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = open(&unfinished, flags, Mode::RUSR | Mode::WUSR).map_err(self.os("open"))?;
+        let file = make_private(&unfinished).map_err(self.os("open"))?;
         let built = self.build(file.as_fd(), header).and_then(|()| match link(&unfinished, &self.path) {
             Ok(()) => Ok(true),
             Err(Errno::EXIST) => Ok(false),
@@ -238,10 +238,6 @@ pub(super) fn is_leftover(name: &str) -> bool {
 
 /// Removes a leftover unless somebody is still at work on it.
 pub(super) fn remove_leftover(path: &Path) -> bool {
-    let Ok(file) = open(path, OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())
-    else {
-        return false;
-    };
-    let ours = fstat(&file).is_ok_and(|stat| foreign(&stat).is_none());
-    ours && try_lock_byte(file.as_fd(), TABLE_BYTE) == Ok(true) && unlink(path).is_ok()
+    let Ok(Some(file)) = open_private(path) else { return false };
+    try_lock_byte(file.as_fd(), TABLE_BYTE) == Ok(true) && unlink(path).is_ok()
 }

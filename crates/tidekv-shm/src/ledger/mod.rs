@@ -97,14 +97,14 @@ impl Ledger {
     /// Opens this user's ledger of a device, and makes it if there is none.
     pub fn open(dir: &RuntimeDir, device: &DeviceName) -> Result<Self, LedgerError> {
         let place = Place::new(dir, dir.ledger_path(device));
-        let file = ClosedInChild::open(|| place.open_or_make(&LedgerHeader::default()))?;
+        let file = place.open_or_make(&LedgerHeader::default())?;
         Ok(Self::of(place, file, EventLog::new(dir.events_path(device))))
     }
 
     /// Opens this user's ledger of a device if there is one.
     pub fn open_existing(dir: &RuntimeDir, device: &DeviceName) -> Result<Option<Self>, LedgerError> {
         let place = Place::new(dir, dir.ledger_path(device));
-        let file = open_existing(&place)?;
+        let file = place.open_existing()?;
         Ok(file.map(|file| Self::of(place, file, EventLog::new(dir.events_path(device)))))
     }
 
@@ -135,7 +135,7 @@ impl Ledger {
         let place = &self.0.place;
         let mut current = self.current()?;
         if !place.is_named(current.file.as_fd())?
-            && let Some(file) = open_existing(place)?
+            && let Some(file) = place.open_existing()?
         {
             current = self.replace(&current, file);
         }
@@ -236,7 +236,7 @@ impl Ledger {
                 }
             }
             drop(table);
-            let file = ClosedInChild::open(|| place.open_or_make(&scratch.header))?;
+            let file = place.open_or_make(&scratch.header)?;
             self.replace(&current, file);
         }
         Err(LedgerError::Unsettled { path: place.path().to_owned(), tries: TRIES })
@@ -286,20 +286,6 @@ impl<'a> Session<'a> {
             self.place.unlink_if_same(self.current.file.as_fd())?;
         }
         Ok(empty)
-    }
-}
-
-fn open_existing(place: &Place) -> Result<Option<ClosedInChild>, LedgerError> {
-    /// That there is none is an answer, though opening calls it an error.
-    enum Missing {
-        NotThere,
-        Because(LedgerError),
-    }
-    let open = || place.open_existing().map_err(Missing::Because)?.ok_or(Missing::NotThere);
-    match ClosedInChild::open(open) {
-        Ok(file) => Ok(Some(file)),
-        Err(Missing::NotThere) => Ok(None),
-        Err(Missing::Because(error)) => Err(error),
     }
 }
 

@@ -140,7 +140,7 @@ impl Drop for OwnedEntry {
 impl Session<'_> {
     /// A slot that is free, and a descriptor that holds its lock.
     fn take_slot(&self) -> Result<(u32, ClosedInChild), LedgerError> {
-        let owner = ClosedInChild::open(|| self.place.open_again(self.current.file.as_fd()))?;
+        let owner = self.place.open_again(self.current.file.as_fd())?;
         for slot in 0..SLOTS {
             let taken = self.view.by_slot(slot).is_some() || self.view.torn.contains(&slot);
             // A slot that is free and locked belongs to somebody who is just leaving, or whose entry was lost.

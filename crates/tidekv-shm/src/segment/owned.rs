@@ -8,12 +8,12 @@
 //!
 //! The limit is the operator's word: the pool writes it when it begins and when it heals, and otherwise only reads it.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FileType, Mode, OFlags, fchmod, fstat, ftruncate, open, stat, unlink};
+use rustix::fs::{FileType, Mode, OFlags, fchmod, fstat, ftruncate, stat, unlink};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use tidekv_core::units::Bytes;
@@ -22,6 +22,7 @@ use tidekv_fork::ClosedInChild;
 use super::{OWNER_BYTE, SEGMENT_BYTES, SegmentError, SegmentView};
 use super::{lock_exclusive, number, read_bytes, write_bytes};
 use crate::lock::{FileLock, try_lock_byte};
+use crate::private_file::open_guarded;
 use crate::{PoolName, RuntimeDir};
 
 /// How long the pool waits for tools that hold the file's lock. What could not be published now is published next time.
@@ -137,7 +138,7 @@ impl Drop for PoolSegment {
 /// Opens or makes the file, takes the owner's lock on it and writes all three numbers.
 fn take(path: &Path, contents: SegmentView) -> Result<ClosedInChild, SegmentError> {
     for _ in 0..TRIES {
-        let file = ClosedInChild::open(|| open_ours(path))?;
+        let file = open_ours(path)?;
         if !try_lock_byte(file.as_fd(), OWNER_BYTE).map_err(SegmentError::os("fcntl", path))? {
             return Err(SegmentError::InUse { path: path.to_owned() });
         }
@@ -150,10 +151,10 @@ fn take(path: &Path, contents: SegmentView) -> Result<ClosedInChild, SegmentErro
     Err(SegmentError::InUse { path: path.to_owned() })
 }
 
-fn open_ours(path: &Path) -> Result<OwnedFd, SegmentError> {
+fn open_ours(path: &Path) -> Result<ClosedInChild, SegmentError> {
     let not_ours = || SegmentError::NotOurs { path: path.to_owned() };
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let file = match open(path, flags, Mode::RUSR | Mode::WUSR) {
+    let file = match open_guarded(path, flags, Mode::RUSR | Mode::WUSR) {
         Ok(file) => file,
         Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO | Errno::ACCESS | Errno::PERM) => return Err(not_ours()),
         Err(error) => return Err(SegmentError::os("open", path)(error)),
