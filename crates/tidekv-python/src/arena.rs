@@ -218,6 +218,7 @@ impl Arena {
         for (name, number) in [
             ("segments", u64::from(report.segments)),
             ("unused_bytes", report.unused.0),
+            ("damaged_bytes", report.damaged.0),
             ("spans", report.spans),
             ("live_blocks", report.live),
             ("shared_blocks", report.shared),

@@ -27,6 +27,7 @@ struct Row<'a> {
     limit_bytes: u64,
     held_bytes: u64,
     unused_bytes: u64,
+    damaged_bytes: u64,
     live_blocks: u64,
     shared_blocks: u64,
     members: Vec<Member>,
@@ -61,6 +62,7 @@ impl<'a> Row<'a> {
             limit_bytes: report.limit.0,
             held_bytes: report.held.0,
             unused_bytes: report.unused.0,
+            damaged_bytes: report.damaged.0,
             live_blocks: report.live,
             shared_blocks: report.shared,
             members: members.collect(),
@@ -87,11 +89,16 @@ fn list(dir: &RuntimeDir, json: bool, console: &mut Console) -> anyhow::Result<O
         let rows: Vec<Row<'_>> = arenas.iter().map(|(name, report)| Row::new(name, report)).collect();
         console.line(serde_json::to_string_pretty(&rows)?)?;
     } else {
-        let header = format!("{:<24} {:>10} {:>10} {:>10} {:>9}  Users", "Arena", "Size", "Limit", "Held", "Blocks");
+        let header = format!(
+            "{:<24} {:>10} {:>10} {:>10} {:>10} {:>9}  Users",
+            "Arena", "Size", "Limit", "Held", "Damaged", "Blocks"
+        );
         console.line(console.paint(&header, Colour::BoldCyan))?;
         for (name, report) in &arenas {
             let size = tidekv_core::units::Bytes(u64::from(report.segments) * report.segment_bytes.0);
-            let sizes = [size, report.limit, report.held].map(|bytes| format!("{:>10}", bytes.to_string())).join(" ");
+            let sizes = [size, report.limit, report.held, report.damaged]
+                .map(|bytes| format!("{:>10}", bytes.to_string()))
+                .join(" ");
             let blocks = report.live + report.shared;
             console.line(format_args!("{name:<24} {sizes} {blocks:>9}  {}", users(report)))?;
         }
@@ -130,6 +137,10 @@ fn check(dir: &RuntimeDir, name: &ArenaName, json: bool, console: &mut Console) 
             let (pid, blocks, held) = (one.pid, one.blocks, one.held);
             console
                 .line(format_args!("pid {pid} is gone; {blocks} blocks ({held}) come back when somebody needs them"))?;
+        }
+        if report.damaged.0 > 0 {
+            let damaged = report.damaged;
+            console.line(format_args!("{damaged} are set aside: a word of theirs was damaged; the rest works on"))?;
         }
         for problem in &report.problems {
             console.line(problem)?;

@@ -45,6 +45,27 @@ fn arenas_are_listed_checked_and_deleted() {
 }
 
 #[test]
+fn a_damaged_word_costs_its_run_and_is_shown() {
+    use std::os::unix::fs::FileExt;
+    let world = World::new();
+    let arena = arena(&world, "kv");
+    let mut local = arena.local().unwrap();
+    local.alloc(100_000).unwrap();
+    let file = std::fs::File::options().write(true).open(arena.path()).unwrap();
+    // The first slot word: the head of a span of 8 slots.
+    file.write_all_at(&[0xff; 8], 16_384).unwrap();
+    let ran = world.kvctl(&["arena", "check", "kv"]);
+    assert!(ran.code == 1 && ran.stdout.contains("kv is NOT SOUND"), "{ran:?}");
+    let set_aside = ran.stdout.lines().find(|line| line.contains("are set aside: a word of theirs was damaged"));
+    assert!(set_aside.is_some_and(|line| line.starts_with("2 MiB")), "{ran:?}");
+    let listed: serde_json::Value = serde_json::from_str(&world.kvctl(&["arena", "list", "--json"]).stdout).unwrap();
+    assert_eq!(listed[0]["damaged_bytes"], 2 << 20);
+    let row = world.kvctl(&["arena", "list"]).stdout.lines().nth(1).unwrap().to_owned();
+    assert!(row.contains(" 2 MiB "), "{row}");
+    local.alloc(1 << 20).unwrap();
+}
+
+#[test]
 fn a_damaged_arena_is_named_and_can_be_deleted() {
     let world = World::new();
     drop(arena(&world, "kv"));

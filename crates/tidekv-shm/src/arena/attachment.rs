@@ -21,7 +21,6 @@ use rustix::mm::Advice;
 use tidekv_fork::{Birth, ClosedInChild};
 
 use super::block::Block;
-use super::class::{CLASSES, Shape};
 use super::config::{HugePages, Pages};
 use super::error::{ArenaError, HandleError};
 use super::file::{Place, is_hugetlbfs, member_lock};
@@ -52,7 +51,6 @@ pub(super) struct Attachment {
     pub(super) birth: Birth,
     pub(super) member: u32,
     pub(super) head: Head,
-    pub(super) shapes: [Shape; CLASSES],
     pub(super) holds: Holds,
     pub(super) place: Place,
     pub(super) wake: Wake,
@@ -69,8 +67,7 @@ impl Attachment {
         let tables = Tables::map(file.as_fd(), geometry).map_err(place.os("mmap"))?;
         let bytes = usize::try_from(geometry.limit().0).unwrap_or(usize::MAX);
         let window = Window::reserve(bytes, HUGE as usize).map_err(place.os("mmap"))?;
-        let shapes = geometry.shapes();
-        let member = join(&place, &file, &tables, &head, &shapes)?;
+        let member = join(&place, &file, &tables)?;
         let attachment = Self {
             tables,
             window,
@@ -80,7 +77,6 @@ impl Attachment {
             birth: Birth::here(),
             member,
             head,
-            shapes,
             holds: Holds::default(),
             place,
             wake: Wake::default(),
@@ -114,7 +110,7 @@ impl Attachment {
     fn locate_unmapped(&self, handle: Handle) -> Result<usize, HandleError> {
         let known = |segments| handle.segment() < segments && handle.block() >> self.grain_bits == 0;
         // A failure to map leaves the segment unusable here, which is what the answer says.
-        if !known(self.tables.segments()) || self.is_foreign() || !known(self.map_existing().unwrap_or(0)) {
+        if !known(self.segments()) || self.is_foreign() || !known(self.map_existing().unwrap_or(0)) {
             return Err(HandleError::OutOfRange);
         }
         Ok(self.grain_of(handle))
@@ -159,14 +155,23 @@ impl Attachment {
         self.mapped.load(Ordering::Acquire)
     }
 
+    /// How many segments exist.
+    pub(super) fn segments(&self) -> u32 {
+        let (said, mapped) = (self.tables.segments(self.file.as_fd()), self.mapped());
+        if said < mapped {
+            self.tables.segments_at_least(mapped);
+        }
+        said.max(mapped)
+    }
+
     /// Maps every segment that exists, and says how many there are.
     pub(super) fn map_existing(&self) -> Result<u32, ArenaError> {
-        let exist = self.tables.segments();
+        let exist = self.segments();
         if self.mapped() >= exist {
             return Ok(self.mapped());
         }
         let _mapping = self.mapping.lock().unwrap_or_else(PoisonError::into_inner);
-        let (first, exist) = (self.mapped(), self.tables.segments());
+        let (first, exist) = (self.mapped(), self.segments());
         if first < exist {
             let shift = self.head.geometry.segment_shift;
             let (at, bytes) = ((first as usize) << shift, ((exist - first) as usize) << shift);
@@ -191,7 +196,7 @@ impl Attachment {
         let deadline = Instant::now() + GROW_WAIT;
         let _turn = self.turn.take(deadline).map_err(|waited| self.place.locked(waited))?;
         let lock = self.place.lock_growth(self.file.as_fd(), deadline)?;
-        let segments = self.tables.segments();
+        let segments = self.segments();
         if segments <= seen {
             let geometry = self.head.geometry;
             if segments >= geometry.max_segments {
@@ -224,7 +229,7 @@ impl Attachment {
                 continue;
             }
             if self.tables.member(member).is_some() {
-                total += Reaper::new(&self.tables, &self.head.geometry, &self.shapes, member).run();
+                total += Reaper::new(&self.tables, self.segments(), member).run();
             }
             unlock_byte(self.file.as_fd(), member_lock(member)).map_err(self.place.os("fcntl"))?;
         }
@@ -260,7 +265,7 @@ impl Drop for Attachment {
             return;
         }
         // As if we had died, but at once: blocks that are ours alone come back, those that others hold stay.
-        Reaper::new(&self.tables, &self.head.geometry, &self.shapes, self.member).run();
+        Reaper::new(&self.tables, self.segments(), self.member).run();
         // Not left to closing the descriptor: a process that is being spawned has a copy of it until it execs. What fails
         // here happens with the last copy.
         let _ = unlock_byte(self.file.as_fd(), member_lock(self.member));
@@ -268,13 +273,7 @@ impl Drop for Attachment {
 }
 
 /// Takes the lock of a member that nobody is. What a dead one left behind is taken back first.
-fn join(
-    place: &Place,
-    file: &ClosedInChild,
-    tables: &Tables,
-    head: &Head,
-    shapes: &[Shape; CLASSES],
-) -> Result<u32, ArenaError> {
+fn join(place: &Place, file: &ClosedInChild, tables: &Tables) -> Result<u32, ArenaError> {
     for member in 0..MEMBERS {
         if !try_lock_byte(file.as_fd(), member_lock(member)).map_err(place.os("fcntl"))? {
             continue;
@@ -283,7 +282,7 @@ fn join(
             return Err(ArenaError::NotFound { path: place.path().to_owned() });
         }
         if tables.member(member).is_some() {
-            Reaper::new(tables, &head.geometry, shapes, member).run();
+            Reaper::new(tables, tables.segments(file.as_fd()), member).run();
         }
         let (pid, started) = (std::process::id(), process::started());
         tables.set_member(member, Some(Member { pid, started, attached_ms: now_ms() }));

@@ -6,12 +6,12 @@
 use tidekv_core::units::Bytes;
 
 use super::attachment::Attachment;
-use super::class::{BIG, CLASSES, SIZES, SLOT_GRAINS};
+use super::class::{BIG, SIZES, SLOT_GRAINS};
 use super::error::{AllocError, HandleError};
 use super::handle::Handle;
 use super::local::LocalArena;
 use super::recovery::give_back_run;
-use super::slot::{self, Slot, SlotState};
+use super::slot::{self, Slot};
 use super::word;
 
 impl LocalArena {
@@ -32,26 +32,26 @@ impl LocalArena {
         let first = head * SLOT_GRAINS as usize;
         // The word first: while the slots are only claimed nobody takes it for a block's.
         let generation = word::allot(&self.attachment.tables.words()[first], self.member());
-        slot::make_span(self.attachment.tables.run(head, slots), self.id, Slot::big(slots as u16));
+        slot::make_span(self.attachment.tables.own_run(head, slots), self.id, Slot::big(slots as u16));
         let inside = (first & ((1 << geometry.grain_bits()) - 1)) as u64;
         Ok(Handle::with_generation(Handle::base((first >> geometry.grain_bits()) as u64, inside), generation))
     }
 
     /// The block's word is FREED in our name.
     pub(super) fn give_back_big(&mut self, head: usize, now: Slot) {
-        give_back_run(&self.attachment.tables, head, usize::from(now.reach()), self.id);
+        self.attachment.give_back_big(head, now, self.id);
         self.cursor = self.cursor.min(head);
     }
 
     /// Gives the slots back that a smaller block does not need. Blocks of a class stay as they are.
     pub(super) fn shrink_big(&mut self, grain: usize, bytes: usize) {
-        let Ok((head, now)) = self.attachment.head_of(grain) else { return };
+        let Ok((head, now, _)) = self.attachment.place_of(grain) else { return };
         let needed = (bytes as u64).div_ceil(self.attachment.head.geometry.slot_bytes()).max(1) as usize;
         let has = usize::from(now.reach());
         if now.class() != BIG || needed >= has {
             return;
         }
-        let run = self.attachment.tables.run(head, has);
+        let run = self.attachment.tables.own_run(head, has);
         // From here on the tails are ours to answer for, once the head does not reach them any more.
         slot::write_tails(run, needed, self.id, now);
         slot::store(&run[0], Slot::big(needed as u16));
@@ -63,7 +63,7 @@ impl LocalArena {
 
     /// Adds the slots behind a run to it, if they are free.
     pub(super) fn extend_big(&mut self, grain: usize, bytes: usize) -> bool {
-        let Ok((head, now)) = self.attachment.head_of(grain) else { return false };
+        let Ok((head, now, _)) = self.attachment.place_of(grain) else { return false };
         let geometry = self.attachment.head.geometry;
         let per_segment = geometry.segment_slots() as usize;
         let needed = (bytes as u64).div_ceil(geometry.slot_bytes());
@@ -72,7 +72,7 @@ impl LocalArena {
             return false;
         }
         let (has, needed) = (usize::from(now.reach()), needed as usize);
-        let run = self.attachment.tables.run(head, needed);
+        let run = self.attachment.tables.own_run(head, needed);
         if has >= needed {
             return true;
         }
@@ -86,37 +86,22 @@ impl LocalArena {
 }
 
 impl Attachment {
-    /// The head of the span or run that a held block lies in.
-    pub(super) fn head_of(&self, grain: usize) -> Result<(usize, Slot), HandleError> {
-        let slots = self.tables.slots();
-        let at = grain / SLOT_GRAINS as usize;
-        let now = slot::load(&slots[at]);
-        let (head, now) = match now.state() {
-            SlotState::Tail => {
-                let head = at.checked_sub(usize::from(now.reach())).ok_or(HandleError::Stale)?;
-                (head, slot::load(&slots[head]))
-            }
-            _ => (at, now),
-        };
-        let per_segment = self.head.geometry.segment_slots() as usize;
-        let fits = usize::from(now.reach()) <= per_segment - head % per_segment && now.reach() > 0;
-        match now.state() {
-            SlotState::Head if fits && usize::from(now.class()) < CLASSES => Ok((head, now)),
-            SlotState::Big if fits && now.class() == BIG && grain == head * SLOT_GRAINS as usize => Ok((head, now)),
-            // No block is held there, whatever its word said a moment ago.
-            _ => Err(HandleError::Stale),
-        }
+    /// The span or run that a held block lies in: its head, and which of its blocks it is.
+    pub(super) fn place_of(&self, grain: usize) -> Result<(usize, Slot, u32), HandleError> {
+        // Otherwise no block is held there, whatever its word said a moment ago.
+        self.tables.block_at(grain).ok_or(HandleError::Stale)
     }
 
-    /// Which block of a span begins at this grain.
-    pub(super) fn block_in_span(&self, head: usize, now: Slot, grain: usize) -> u32 {
-        let offset = grain.saturating_sub(head * SLOT_GRAINS as usize) as u32;
-        self.shapes[usize::from(now.class())].block_at(offset.min(1023)) & 63
+    /// A large block's word is FREED in the owner's name.
+    pub(super) fn give_back_big(&self, head: usize, now: Slot, owner: u16) {
+        if let Some(run) = self.tables.reached(head, now) {
+            give_back_run(&self.tables, head, run, now, owner);
+        }
     }
 
     /// The bytes of a held block, never beyond its segment.
     pub(super) fn block_bytes(&self, grain: usize) -> Result<usize, HandleError> {
-        let (_, now) = self.head_of(grain)?;
+        let (_, now, _) = self.place_of(grain)?;
         let geometry = self.head.geometry;
         let bytes = match SIZES.get(usize::from(now.class())) {
             Some(grains) => (*grains as usize) << geometry.grain_shift,

@@ -37,6 +37,8 @@ use crate::{Foreign, RuntimeDir, now_ms};
 
 /// `statfs` of hugetlbfs.
 const HUGETLBFS: FsWord = 0x9584_58f6;
+/// `statfs` of tmpfs.
+const TMPFS: FsWord = 0x0102_1994;
 
 /// Where an arena lies, and the calls on it with its name in their errors.
 #[derive(Clone, Debug)]
@@ -264,6 +266,10 @@ pub(super) fn member_lock(member: u32) -> u64 {
 /// Whether a member's process lives. Not for the asker's own.
 pub(super) fn is_alive(file: BorrowedFd<'_>, member: u32) -> Result<bool, Errno> {
     is_locked(file, member_lock(member))
+}
+
+pub(super) fn is_tmpfs(file: BorrowedFd<'_>) -> bool {
+    fstatfs(file).is_ok_and(|state| state.f_type == TMPFS)
 }
 
 pub(super) fn is_hugetlbfs(file: BorrowedFd<'_>) -> bool {

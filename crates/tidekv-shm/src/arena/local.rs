@@ -80,7 +80,7 @@ impl LocalArena {
         };
         let grain_shift = attachment.head.geometry.grain_shift;
         Ok(Self {
-            bins: attachment.shapes.map(bin),
+            bins: attachment.tables.shapes.map(bin),
             largest: (LARGEST as usize) << grain_shift,
             grain_shift,
             member: attachment.member,
@@ -133,7 +133,7 @@ impl LocalArena {
             // Spans begin at slots, so a class whose size is a multiple of the alignment has only aligned blocks.
             let first = usize::from(CLASS_OF[grains]);
             let fits = |class: &usize| ((SIZES[*class] as usize) << self.grain_shift).is_multiple_of(align);
-            let usable = |class: &usize| fits(class) && self.attachment.shapes[*class].blocks > 0;
+            let usable = |class: &usize| fits(class) && self.attachment.tables.shapes[*class].blocks > 0;
             if let Some(class) = (first..CLASSES).find(usable) {
                 return self.alloc_class(class, Bytes(bytes as u64));
             }
@@ -148,7 +148,7 @@ impl LocalArena {
             return self.alloc_big(bytes, 1);
         }
         let class = usize::from(CLASS_OF[bytes.div_ceil(1 << self.grain_shift)]);
-        if self.attachment.shapes[class].blocks == 0 {
+        if self.attachment.tables.shapes[class].blocks == 0 {
             return self.alloc_big(bytes, 1);
         }
         self.alloc_class(class, Bytes(bytes as u64))
@@ -185,15 +185,16 @@ impl LocalArena {
         if slot.owner() != self.id {
             return self.free_from_afar(handle, grain);
         }
-        // Runs of their own have no class.
-        let Some(bin) = self.bins.get_mut(usize::from(slot.class())) else {
-            return self.free_from_afar(handle, grain);
+        // Others may have written the word: it says where to look, and what is ours we know by ourselves.
+        let class = match self.spans.get(slot.index()) {
+            Some(Some(span)) if span.has_block_at(grain) => usize::from(span.class),
+            _ => return self.free_from_afar(handle, grain),
         };
         word.store(now.free().0, Ordering::Release);
-        if bin.ready.len() == bin.ready_max {
-            self.make_room_for_ready(usize::from(slot.class()));
+        if self.bins[class].ready.len() == self.bins[class].ready_max {
+            self.make_room_for_ready(class);
         }
-        self.bins[usize::from(slot.class())].ready.push(handle.next());
+        self.bins[class].ready.push(handle.next());
         Ok(())
     }
 
@@ -245,7 +246,9 @@ impl Drop for LocalArena {
             return;
         }
         self.leave();
-        self.attachment.tables.caches()[usize::from(self.id) - 1].store(0, Ordering::Release);
+        // Unless it was written over, and is another's by now.
+        let cache = &self.attachment.tables.caches()[usize::from(self.id) - 1];
+        let _ = cache.compare_exchange(u64::from(self.member) + 1, 0, Ordering::Release, Ordering::Relaxed);
     }
 }
 

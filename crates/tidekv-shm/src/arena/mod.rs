@@ -23,7 +23,8 @@
 //! kernel knows, by a file lock. Nobody waits for anybody, except to add a segment, with a deadline.
 //!
 //! All who can open the file are one trust domain: they are of one user, and can do worse to each other than corrupt an
-//! arena. Within it, stale, foreign and invented handles are errors, never wild addresses.
+//! arena. Within it, stale, foreign and invented handles are errors, never wild addresses; and a word that was written
+//! over costs the span or block that it belongs to (`tables`), which is set aside and counted.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -232,7 +233,7 @@ impl Arena {
 
     /// Adds a segment.
     pub fn grow(&self) -> Result<(), ArenaError> {
-        self.attachment.grow(self.attachment.tables.segments())
+        self.attachment.grow(self.attachment.segments())
     }
 
     /// Whether everything in the arena fits together, and what is in it.
@@ -262,7 +263,7 @@ impl Arena {
 
     /// How many segments there are.
     pub fn segments(&self) -> u32 {
-        self.attachment.tables.segments()
+        self.attachment.segments()
     }
 
     /// What it grows by.

@@ -295,7 +295,7 @@ fn a_span_left_by_one_is_adopted_by_one() {
                 let now = word::load(&span.word);
                 assert!(now.is_live(handle));
                 Atomic::store(&span.word, now.free().0, Ordering::Release);
-                slot::abandon(&slots);
+                assert!(slot::abandon(&slots, Slot::head(0, 1, 0, 2)));
             })
         };
         let adopter = {
@@ -343,7 +343,7 @@ fn giving_back_races_with_claiming() {
             let slots = Arc::clone(&slots);
             thread::spawn(move || slot::claim_run(&slots[1..], 2))
         };
-        slot::give_back(&slots, 1, || {});
+        assert!(slot::give_back(&slots, Slot::head(0, 1, 0, 2), 1, || {}));
         let claimed = claimer.join().expect("no panic");
         assert_eq!(slot::load(&slots[0]).state(), SlotState::Free);
         let tail = slot::load(&slots[1]);

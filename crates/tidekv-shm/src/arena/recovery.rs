@@ -12,14 +12,16 @@
 //! | span | somebody who lives | its blocks become FREED by compare-and-swap, and the owner is told |
 //! | run of one block | - | the same; whoever was taking it away is finished for |
 //!
+//! | slot that fits no run | - | set aside: what the dead held in it is let go, and nobody uses the slot again |
+//!
 //! No list is kept of what belongs to whom, so none can be wrong: one pass over the slots, and over the words of the
-//! blocks in them, about a nanosecond each.
+//! blocks in them, about a nanosecond each. What is done to a run is done only if each of its slots says that it is part
+//! of it, so a damaged word costs its own run and no other.
 
 use std::ops::AddAssign;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::class::{CLASSES, SLOT_GRAINS, Shape};
-use super::geometry::Geometry;
+use super::class::{LARGEST, SLOT_GRAINS, Shape};
 use super::slot::{self, FOR_MEMBER, NOBODY, Slot, SlotState};
 use super::tables::Tables;
 use super::word::{self, Atomic, Reaped, State};
@@ -36,6 +38,8 @@ pub struct Recovered {
     pub kept: u64,
     /// Spans that were theirs: given back or left for others.
     pub spans: u64,
+    /// Slots whose words were damaged, met on the way: left as they are, and nobody uses them again.
+    pub damaged: u64,
 }
 
 impl AddAssign for Recovered {
@@ -44,14 +48,15 @@ impl AddAssign for Recovered {
         self.blocks += other.blocks;
         self.kept += other.kept;
         self.spans += other.spans;
+        self.damaged += other.damaged;
     }
 }
 
 /// Recovers one member. Its lock is held by whoever makes this.
 pub(super) struct Reaper<'a> {
     tables: &'a Tables,
-    geometry: &'a Geometry,
-    shapes: &'a [Shape; CLASSES],
+    /// Segments that exist.
+    segments: u32,
     member: u32,
     /// The owner under which things are done on behalf of the dead.
     deputy: u16,
@@ -59,40 +64,42 @@ pub(super) struct Reaper<'a> {
 }
 
 impl<'a> Reaper<'a> {
-    pub(super) fn new(tables: &'a Tables, geometry: &'a Geometry, shapes: &'a [Shape; CLASSES], member: u32) -> Self {
+    pub(super) fn new(tables: &'a Tables, segments: u32, member: u32) -> Self {
         // Members are below 32.
         let deputy = FOR_MEMBER | member as u16;
-        Self { tables, geometry, shapes, member, deputy, found: Recovered { members: 1, ..Recovered::default() } }
+        Self { tables, segments, member, deputy, found: Recovered { members: 1, ..Recovered::default() } }
     }
 
     pub(super) fn run(mut self) -> Recovered {
-        let per_segment = self.geometry.segment_slots() as usize;
-        let end = (self.tables.segments() as usize) << self.geometry.slot_bits();
+        let end = (self.segments as usize) << self.tables.geometry.slot_bits();
         let mut at = 0;
         while at < end {
             let now = slot::load(&self.tables.slots()[at]);
-            let left_in_segment = per_segment - at % per_segment;
-            let reach = usize::from(now.reach());
-            // A word that nobody of ours wrote is left for the verifier to name.
-            let is_run = (1..=left_in_segment).contains(&reach);
-            at += match now.state() {
-                SlotState::Head if is_run && usize::from(now.class()) < CLASSES => {
-                    self.span(at, now);
-                    reach
+            at += match (now.state(), self.tables.run(at, now)) {
+                (SlotState::Head, Some(run)) => {
+                    self.span(at, now, run);
+                    run.len()
                 }
-                SlotState::Big if is_run => {
-                    self.big(at, reach);
-                    reach
+                (SlotState::Big, Some(run)) => {
+                    self.big(at, now, run);
+                    run.len()
                 }
-                SlotState::Claimed if self.is_dead(now.owner()) => {
-                    self.claimed(at, now, is_run);
+                (SlotState::Claimed, _) if self.is_dead(now.owner()) => {
+                    self.claimed(at, now);
                     1
                 }
-                SlotState::Tail if self.is_dead(now.owner()) => {
+                (SlotState::Tail, _) => {
                     self.tail(at, now);
                     1
                 }
-                _ => 1,
+                (SlotState::Free | SlotState::Claimed, _) => 1,
+                (SlotState::Head | SlotState::Big | SlotState::Damaged, _) => {
+                    // Unless it is another by now: somebody lives there.
+                    if slot::load(&self.tables.slots()[at]) == now {
+                        self.set_aside(at);
+                    }
+                    1
+                }
             };
         }
         self.tables.add_orphan();
@@ -114,46 +121,89 @@ impl<'a> Reaper<'a> {
     }
 
     /// It was claiming a run, or giving one back.
-    fn claimed(&self, at: usize, now: Slot, is_run: bool) {
-        if is_run {
-            self.give_back(at, usize::from(now.reach()), now.owner());
-        } else {
-            // The word of a block that is a run is written before its head.
-            word::settle(&self.tables.words()[at * SLOT_GRAINS as usize], self.member);
-            slot::store(&self.tables.slots()[at], Slot::FREE);
+    fn claimed(&self, at: usize, now: Slot) {
+        if let Some(run) = self.tables.reached(at, now) {
+            give_back_run(self.tables, at, run, now, now.owner());
+            return;
         }
+        // The tails first, as long as their head tells that they are its.
+        let slots = self.tables.slots();
+        let per_segment = self.tables.geometry.segment_slots() as usize;
+        for distance in 1..per_segment - at % per_segment {
+            let tail = slot::load(&slots[at + distance]);
+            if tail.owner() != now.owner() || !slot::free_tail(&slots[at + distance], distance) {
+                break;
+            }
+        }
+        // The word of a block that is a run is written before its head.
+        word::settle(&self.tables.words()[at * SLOT_GRAINS as usize], self.member);
+        slot::store(&slots[at], Slot::FREE);
     }
 
-    /// It was making a span whose head it did not come to write. Tails of whole runs are reached from their heads.
-    fn tail(&self, at: usize, now: Slot) {
+    /// A tail that was not passed over with its head. Whoever makes a run longer or shorter leaves such tails if he dies
+    /// before the head reaches them, or when it does not any more. Where the head was damaged, a block may lie here.
+    fn tail(&mut self, at: usize, now: Slot) {
         let distance = usize::from(now.reach());
         let slots = self.tables.slots();
-        let head = at.checked_sub(distance).map(|head| slot::load(&slots[head]));
-        let reached = head.is_some_and(|head| {
-            let is_head = matches!(head.state(), SlotState::Head | SlotState::Big | SlotState::Claimed);
-            is_head && usize::from(head.reach()) > distance
-        });
-        if !reached {
-            slot::free_tail(&slots[at], distance);
+        let head = at.checked_sub(distance).unwrap_or(at);
+        let head_now = slot::load(&slots[head]);
+        let run = self.tables.run(head, head_now).map(<[AtomicU64]>::len);
+        let claimed = head_now.state() == SlotState::Claimed;
+        if run.is_some_and(|slots| slots > distance) || (claimed && usize::from(head_now.reach()) > distance) {
+            return;
+        }
+        if !self.is_dead(now.owner()) {
+            // With a head, somebody who lives is at work; without one, it is set aside. Unless it is another by now.
+            if run.is_none() && !claimed && slot::load(&slots[at]) == now {
+                self.set_aside(at);
+            }
+            return;
+        }
+        let begin = head + run.unwrap_or(0);
+        let mut free = true;
+        for word in self.words_of(at) {
+            let (is_free, reaped) = word::settle(word, self.member);
+            free &= is_free;
+            self.count(reaped);
+        }
+        // Blocks begin at most that many slots before, but for runs, which begin with their heads.
+        let earlier = begin.max(at.saturating_sub((LARGEST / SLOT_GRAINS) as usize))..at;
+        let is_held = |word| matches!(word::load(word).state(), State::Live | State::Shared);
+        free &= !earlier.chain([begin.min(at)]).any(|slot| self.words_of(slot).iter().any(is_held));
+        if !free || !slot::free_tail(&slots[at], distance) {
+            self.found.damaged += 1;
         }
     }
 
-    fn span(&mut self, head: usize, now: Slot) {
-        let shape = self.shapes[usize::from(now.class())];
-        let first = &self.tables.slots()[head];
-        let ours = self.is_dead(now.owner())
-            || (now.owner() == NOBODY && first.replace(now.0, now.owned_by(self.deputy, 0).0).is_ok());
+    /// A slot that fits no run. Its words are not needed to let go of what the dead held.
+    fn set_aside(&mut self, at: usize) {
+        self.found.damaged += 1;
+        for word in self.words_of(at) {
+            let reaped = word::reap(word, self.member, 0);
+            self.count(reaped);
+        }
+    }
+
+    /// The words of a slot's grains.
+    fn words_of(&self, slot: usize) -> &'a [AtomicU64] {
+        &self.tables.words()[slot * SLOT_GRAINS as usize..][..SLOT_GRAINS as usize]
+    }
+
+    fn span(&mut self, head: usize, now: Slot, run: &[AtomicU64]) {
+        let shape = self.tables.shapes[usize::from(now.class())];
+        let taken = if now.owner() == NOBODY { now.owned_by(self.deputy, 0) } else { now };
+        let ours = self.is_dead(now.owner()) || (now.owner() == NOBODY && run[0].replace(now.0, taken.0).is_ok());
         if ours {
-            self.settle(head, usize::from(now.reach()), shape);
+            self.settle(head, taken, run, shape);
         } else {
             self.reap_from_afar(head, shape);
         }
     }
 
     /// A span that has no owner but us.
-    fn settle(&mut self, head: usize, slots: usize, shape: Shape) {
+    fn settle(&mut self, head: usize, now: Slot, run: &[AtomicU64], shape: Shape) {
         let first = head * SLOT_GRAINS as usize;
-        let words = &self.tables.words()[first..first + slots * SLOT_GRAINS as usize];
+        let words = &self.tables.words()[first..first + run.len() * SLOT_GRAINS as usize];
         let mut held = 0;
         for word in words.iter().step_by(shape.grains as usize).take(shape.blocks as usize) {
             let (is_free, reaped) = word::settle(word, self.member);
@@ -162,9 +212,9 @@ impl<'a> Reaper<'a> {
         }
         self.found.spans += 1;
         if held == 0 {
-            self.give_back(head, slots, self.deputy);
+            give_back_run(self.tables, head, run, now, self.deputy);
         } else {
-            slot::abandon(self.tables.run(head, slots));
+            slot::abandon(run, now);
         }
     }
 
@@ -182,19 +232,15 @@ impl<'a> Reaper<'a> {
         }
     }
 
-    fn big(&mut self, head: usize, slots: usize) {
+    fn big(&mut self, head: usize, now: Slot, run: &[AtomicU64]) {
         let word = &self.tables.words()[head * SLOT_GRAINS as usize];
         let reaped = word::reap(word, self.member, u32::from(self.deputy));
-        let now = word::load(word);
-        let unfinished = now.state() == State::Freed && u16::try_from(now.who()).is_ok_and(|who| self.is_dead(who));
+        let block = word::load(word);
+        let unfinished = block.state() == State::Freed && u16::try_from(block.who()).is_ok_and(|who| self.is_dead(who));
         if unfinished {
-            self.give_back(head, slots, self.deputy);
+            give_back_run(self.tables, head, run, now, self.deputy);
         }
         self.count(reaped);
-    }
-
-    fn give_back(&self, head: usize, slots: usize, owner: u16) {
-        give_back_run(self.tables, head, slots, owner);
     }
 
     fn count(&mut self, reaped: Reaped) {
@@ -206,9 +252,10 @@ impl<'a> Reaper<'a> {
     }
 }
 
-/// Gives a run back; if it is one block that was FREED, that is FREE before anybody can use the place again.
-pub(super) fn give_back_run(tables: &Tables, head: usize, slots: usize, owner: u16) {
-    slot::give_back(tables.run(head, slots), owner, || {
+/// Gives a run back whose head is `now`; if it is one block that was FREED, that is FREE before anybody can use the place
+/// again.
+pub(super) fn give_back_run(tables: &Tables, head: usize, run: &[AtomicU64], now: Slot, owner: u16) {
+    slot::give_back(run, now, owner, || {
         let word = &tables.words()[head * SLOT_GRAINS as usize];
         let now = word::load(word);
         if now.state() == State::Freed {

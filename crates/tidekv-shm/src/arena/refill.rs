@@ -206,7 +206,8 @@ impl LocalArena {
     fn give_back(&mut self, index: usize) {
         self.unlist(index);
         let span = *self.span(index);
-        slot::give_back(self.attachment.tables.run(span.head(), span.shape.slots as usize), self.id, || {});
+        let run = self.attachment.tables.own_run(span.head(), span.shape.slots as usize);
+        slot::give_back(run, span.slot(self.id, index), self.id, || {});
         self.cursor = self.cursor.min(span.head());
         self.spans[index] = None;
         self.spare.push(index as u32);
@@ -241,7 +242,8 @@ impl LocalArena {
             if span.is_empty() {
                 self.give_back(index);
             } else {
-                slot::abandon(self.attachment.tables.run(span.head(), span.shape.slots as usize));
+                let run = self.attachment.tables.own_run(span.head(), span.shape.slots as usize);
+                slot::abandon(run, span.slot(self.id, index));
                 self.attachment.tables.add_orphan();
             }
         }
@@ -259,13 +261,14 @@ impl LocalArena {
     }
 
     fn claim_span(&mut self, class: usize) -> Option<usize> {
-        let shape = self.attachment.shapes[class];
+        let shape = self.attachment.tables.shapes[class];
         let head = self.claim(shape.slots as usize, 1)?;
         let index = self.record();
-        let run = self.attachment.tables.run(head, shape.slots as usize);
-        // Classes are below 28, spans have at most 16 slots.
-        slot::make_span(run, self.id, Slot::head(class as u8, self.id, index as u32, shape.slots as u16));
-        self.spans[index] = Some(Span::new(&self.attachment.head.geometry, head, class as u8, shape, shape.all()));
+        let run = self.attachment.tables.own_run(head, shape.slots as usize);
+        // Classes are below 28.
+        let span = Span::new(&self.attachment.head.geometry, head, class as u8, shape, shape.all());
+        slot::make_span(run, self.id, span.slot(self.id, index));
+        self.spans[index] = Some(span);
         self.list(index);
         Some(index)
     }
@@ -325,14 +328,10 @@ impl LocalArena {
 
     /// Takes over a span that nobody owns, and lists it.
     fn adopt(&mut self, head: usize, now: Slot) -> Option<usize> {
-        let shape = *self.attachment.shapes.get(usize::from(now.class()))?;
-        let per_segment = self.attachment.head.geometry.segment_slots() as usize;
-        let fits = head % per_segment + shape.slots as usize <= per_segment;
-        if u32::from(now.reach()) != shape.slots || shape.blocks == 0 || !fits {
-            return None;
-        }
+        let shape = *self.attachment.tables.shapes.get(usize::from(now.class()))?;
+        self.attachment.tables.run(head, now)?;
         let index = self.record();
-        let run = self.attachment.tables.run(head, shape.slots as usize);
+        let run = self.attachment.tables.own_run(head, shape.slots as usize);
         if !slot::adopt(run, self.id, index as u32) {
             self.spare.push(index as u32);
             return None;
@@ -358,15 +357,14 @@ impl LocalArena {
     /// Frees a LIVE block of somebody else's span, or one that is a run of its own.
     #[inline(never)]
     pub(super) fn free_from_afar(&mut self, handle: Handle, grain: usize) -> Result<(), HandleError> {
-        let (head, now) = self.attachment.head_of(grain)?;
+        let (head, now, block) = self.attachment.place_of(grain)?;
         let word = &self.attachment.tables.words()[grain];
         if now.class() == BIG {
             word::make_freed(word, handle.generation(), u32::from(self.id))?;
             self.give_back_big(head, now);
             return Ok(());
         }
-        let bit = 1 << self.attachment.block_in_span(head, now, grain);
-        word::free_from_afar(word, &self.attachment.tables.bitmaps()[head], bit, handle.generation())?;
+        word::free_from_afar(word, &self.attachment.tables.bitmaps()[head], 1 << block, handle.generation())?;
         self.look_after(head);
         Ok(())
     }

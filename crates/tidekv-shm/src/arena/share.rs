@@ -20,7 +20,6 @@ use super::class::BIG;
 use super::error::HandleError;
 use super::handle::Handle;
 use super::local::LocalArena;
-use super::recovery::give_back_run;
 use super::slot::{self, FOR_MEMBER, NOBODY, Slot};
 use super::word;
 
@@ -57,12 +56,12 @@ impl Attachment {
         let grain = self.find(handle)?;
         // Members are below 32.
         let deputy = FOR_MEMBER | self.member as u16;
-        let Some((head, now)) = self.give_up(handle, grain, deputy)? else { return Ok(()) };
+        let Some((head, now, block)) = self.give_up(handle, grain, deputy)? else { return Ok(()) };
         if now.class() == BIG {
-            give_back_run(&self.tables, head, usize::from(now.reach()), deputy);
+            self.give_back_big(head, now, deputy);
             return Ok(());
         }
-        self.announce(head, now, grain);
+        word::announce(&self.tables.bitmaps()[head], 1 << block);
         // Whoever needs such blocks next looks for spans that nobody owns.
         if slot::load(&self.tables.slots()[head]).owner() == NOBODY {
             self.tables.add_orphan();
@@ -72,10 +71,10 @@ impl Attachment {
 
     /// Gives one hold back. If it was the last of all, the block is FREED, for `freed_by` if it is a run, and lies in the
     /// span or run that is answered.
-    fn give_up(&self, handle: Handle, grain: usize, freed_by: u16) -> Result<Option<(usize, Slot)>, HandleError> {
+    fn give_up(&self, handle: Handle, grain: usize, freed_by: u16) -> Result<Option<(usize, Slot, u32)>, HandleError> {
         // Before the word changes: afterwards the span may be gone.
-        let (head, now) = self.head_of(grain)?;
-        let freed_by = if now.class() == BIG { u32::from(freed_by) } else { 0 };
+        let place = self.place_of(grain)?;
+        let freed_by = if place.1.class() == BIG { u32::from(freed_by) } else { 0 };
         let mut holds = self.holds.part(handle);
         match holds.get_mut(&handle.to_bits()) {
             None => return Err(HandleError::NotHolder),
@@ -87,13 +86,7 @@ impl Attachment {
         }
         holds.remove(&handle.to_bits());
         let last = word::release(&self.tables.words()[grain], handle.generation(), self.member, freed_by)?;
-        Ok(last.then_some((head, now)))
-    }
-
-    /// Tells the owner of a span that one of its blocks is FREED.
-    fn announce(&self, head: usize, now: Slot, grain: usize) {
-        let bit = 1 << self.block_in_span(head, now, grain);
-        word::announce(&self.tables.bitmaps()[head], bit);
+        Ok(last.then_some(place))
     }
 }
 
@@ -116,12 +109,12 @@ impl LocalArena {
     }
 
     pub(super) fn release_at(&mut self, handle: Handle, grain: usize) -> Result<(), HandleError> {
-        let Some((head, now)) = self.attachment.give_up(handle, grain, self.id)? else { return Ok(()) };
+        let Some((head, now, block)) = self.attachment.give_up(handle, grain, self.id)? else { return Ok(()) };
         if now.class() == BIG {
             self.give_back_big(head, now);
             return Ok(());
         }
-        self.attachment.announce(head, now, grain);
+        word::announce(&self.attachment.tables.bitmaps()[head], 1 << block);
         self.look_after(head);
         Ok(())
     }

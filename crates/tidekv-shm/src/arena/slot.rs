@@ -160,17 +160,28 @@ pub(super) fn write_tails<A: Atomic>(run: &[A], from: usize, owner: u16, head: S
     }
 }
 
-/// Gives a run back whose blocks are all FREE: `owner` answers for it until it is done. Can be repeated by whoever finds
-/// the head CLAIMED with a reach. `last` runs when only the head is left.
-pub(super) fn give_back<A: Atomic>(run: &[A], owner: u16, last: impl FnOnce()) {
-    let Some(first) = run.first() else { return };
-    let class = load(first).class();
-    store(first, Slot::claimed(owner, class, run.len() as u16));
+/// Whether the slots of a run, from the given one on, are tails of its head.
+pub(super) fn are_tails<A: Atomic>(run: &[A], from: usize, head: Slot) -> bool {
+    run.iter().enumerate().skip(from).all(|(at, slot)| {
+        let now = load(slot);
+        now.state() == SlotState::Tail && usize::from(now.reach()) == at && now.class() == head.class()
+    })
+}
+
+/// Gives a run back whose blocks are all FREE and whose head is `head`: `owner` answers for it until it is done. Can be
+/// repeated by whoever finds the head CLAIMED with a reach. `last` runs when only the head is left. If the head was
+/// written over, nothing is given back: the slot may be another's.
+pub(super) fn give_back<A: Atomic>(run: &[A], head: Slot, owner: u16, last: impl FnOnce()) -> bool {
+    let Some(first) = run.first() else { return false };
+    let claimed = Slot::claimed(owner, head.class(), run.len() as u16);
+    if first.replace(head.0, claimed.0).is_err() {
+        return false;
+    }
     for (at, slot) in run.iter().enumerate().skip(1) {
         free_tail(slot, at);
     }
     last();
-    store(first, Slot::FREE);
+    first.replace(claimed.0, Slot::FREE.0).is_ok()
 }
 
 /// Frees a slot if it is still the tail of the run that begins `at` slots before it; one that was given back before may
@@ -181,7 +192,7 @@ pub(super) fn free_tail(slot: &impl Atomic, at: usize) -> bool {
     ours && slot.replace(now.0, Slot::FREE.0).is_ok()
 }
 
-/// Takes over a span that nobody owns.
+/// Takes over a span that nobody owns. The caller has made sure that it is whole.
 pub(super) fn adopt<A: Atomic>(run: &[A], owner: u16, index: u32) -> bool {
     let Some(first) = run.first() else { return false };
     let now = load(first);
@@ -195,11 +206,17 @@ pub(super) fn adopt<A: Atomic>(run: &[A], owner: u16, index: u32) -> bool {
     true
 }
 
-/// Leaves a span without owner. Its tails go first: while one of them names an owner, that owner exists.
-pub(super) fn abandon<A: Atomic>(run: &[A]) {
-    for slot in run.iter().skip(1).chain(run.first()) {
+/// Leaves a span without owner whose head is `head`. Its tails go first: while one of them names an owner, that owner
+/// exists. A span that is not whole any more is set aside as it is.
+pub(super) fn abandon<A: Atomic>(run: &[A], head: Slot) -> bool {
+    let Some(first) = run.first() else { return false };
+    if load(first) != head || !are_tails(run, 1, head) {
+        return false;
+    }
+    for slot in &run[1..] {
         store(slot, load(slot).owned_by(NOBODY, 0));
     }
+    first.replace(head.0, head.owned_by(NOBODY, 0).0).is_ok()
 }
 
 #[cfg(test)]
@@ -237,10 +254,10 @@ mod tests {
         make_span(&slots, 5, Slot::head(2, 5, 8, 3));
         assert_eq!(load(&slots[2]), Slot::tail(2, 5, 8, 2));
         assert!(!adopt(&slots, 6, 1), "it has an owner");
-        abandon(&slots);
+        assert!(abandon(&slots, Slot::head(2, 5, 8, 3)));
         assert!(adopt(&slots, 6, 1) && !adopt(&slots, 7, 1));
         assert_eq!(load(&slots[1]), Slot::tail(2, 6, 1, 1));
-        give_back(&slots, 6, || {});
+        assert!(give_back(&slots, Slot::head(2, 6, 1, 3), 6, || {}));
         assert!(slots.iter().all(|slot| load(slot) == Slot::FREE));
     }
 
@@ -252,7 +269,7 @@ mod tests {
         // Died after the first tail, which somebody claimed since.
         store(&slots[0], Slot::claimed(5, 2, 3));
         store(&slots[1], Slot::claimed(8, 0, 0));
-        give_back(&slots, 5, || {});
+        assert!(give_back(&slots, Slot::claimed(5, 2, 3), 5, || {}));
         assert_eq!(load(&slots[1]), Slot::claimed(8, 0, 0));
         assert_eq!(load(&slots[2]), Slot::FREE);
     }

@@ -3,6 +3,7 @@
 use super::class::{SLOT_GRAINS, Shape};
 use super::geometry::Geometry;
 use super::handle::Handle;
+use super::slot::Slot;
 
 /// Where a span is listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +40,12 @@ impl Span {
         Self { bits, first, handle: Handle::base(segment, block), shape, class, list: List::None, place: 0 }
     }
 
+    /// What its first slot says while the cache `owner` has it as its number `index`.
+    pub(super) fn slot(&self, owner: u16, index: usize) -> Slot {
+        // A cache has fewer than 2^24 spans, and a span at most 16 slots.
+        Slot::head(self.class, owner, index as u32, self.shape.slots as u16)
+    }
+
     pub(super) fn head(&self) -> usize {
         self.first / SLOT_GRAINS as usize
     }
@@ -55,6 +62,14 @@ impl Span {
 
     pub(super) fn contains(&self, grain: usize) -> bool {
         (self.first..self.first + (self.shape.slots * SLOT_GRAINS) as usize).contains(&grain)
+    }
+
+    /// Whether a block begins at this grain.
+    #[inline]
+    pub(super) fn has_block_at(&self, grain: usize) -> bool {
+        let offset = grain.wrapping_sub(self.first);
+        let block = self.shape.block_at(offset as u32 & 1023);
+        (block * self.shape.grains) as usize == offset && block < self.shape.blocks
     }
 
     /// Whether every block is free, and none of them in the class's `ready` list.

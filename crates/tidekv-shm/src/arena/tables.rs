@@ -1,19 +1,26 @@
-//! The tables of an arena in this process: where each word lies, and nothing about what it means.
+//! The tables of an arena in this process: where each word lies, and which slots make a run.
 //!
 //! The mapping covers the tables of every segment that there can ever be, so no index below the limit leads outside it;
 //! memory is behind those of the segments that exist, and callers keep to these.
+//!
+//! Anybody may have written over any word. So what decides an index, a count or a length is checked here: how many
+//! segments exist ([`Tables::segments`]), and which slots a head reaches ([`Tables::run`], [`Tables::block_at`]). A slot
+//! belongs to the run that its own word names, so a damaged word reaches no slot of another run.
 
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::slice;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::mm::Advice;
 
-use super::class::SLOT_GRAINS;
+use super::class::{BIG, CLASSES, SLOT_GRAINS, Shape};
+use super::file::is_tmpfs;
 use super::format::{EXCHANGE_AT, ORPHANS_AT, SEGMENTS_AT};
 use super::geometry::{CACHES, CACHES_AT, Geometry, HUGE, MEMBER_BYTES, MEMBERS, MEMBERS_AT};
+use super::slot::{self, Slot, SlotState};
 use super::window::Window;
 
 const PAGE: usize = 4096;
@@ -37,7 +44,10 @@ pub(super) struct Tables {
     slots: NonNull<[AtomicU64]>,
     bitmaps: NonNull<[AtomicU64]>,
     words: NonNull<[AtomicU64]>,
-    geometry: Geometry,
+    pub(super) geometry: Geometry,
+    pub(super) shapes: [Shape; CLASSES],
+    /// So many segments are known to have memory.
+    backed: AtomicU32,
     map: Window,
 }
 
@@ -61,7 +71,8 @@ impl Tables {
         let slots = part(geometry.slots_at(), slot_count);
         let bitmaps = part(geometry.bitmaps_at(), slot_count);
         let words = part(geometry.words_at(), slot_count * SLOT_GRAINS as usize);
-        Ok(Self { slots, bitmaps, words, geometry, map })
+        let (shapes, backed) = (geometry.shapes(), AtomicU32::new(0));
+        Ok(Self { slots, bitmaps, words, geometry, shapes, backed, map })
     }
 
     /// The part of the file before the tables of the segments.
@@ -85,10 +96,30 @@ impl Tables {
         words[0].store(word(&bytes[..8]), Ordering::Release);
     }
 
-    /// How many segments exist. Anybody may have written it, so it is capped.
-    pub(super) fn segments(&self) -> u32 {
-        let segments = self.fixed(SEGMENTS_AT).load(Ordering::Acquire);
-        u32::try_from(segments).unwrap_or(u32::MAX).min(self.geometry.max_segments)
+    /// How many segments exist: what the head says, but no more than have memory. Where there is none a write would take
+    /// memory that nobody reserved, and a full file system would end the writer.
+    pub(super) fn segments(&self, file: BorrowedFd<'_>) -> u32 {
+        let said = self.fixed(SEGMENTS_AT).load(Ordering::Acquire);
+        let said = u32::try_from(said).unwrap_or(u32::MAX).min(self.geometry.max_segments);
+        if said <= self.backed.load(Ordering::Relaxed) {
+            return said;
+        }
+        let known = said.min(self.segments_with_memory(file));
+        self.backed.fetch_max(known, Ordering::Relaxed);
+        known
+    }
+
+    /// Segments for which the file has enough blocks. Only tmpfs counts them to the byte; elsewhere the head is trusted.
+    fn segments_with_memory(&self, file: BorrowedFd<'_>) -> u32 {
+        let Some(state) = fstat(file).ok().filter(|_| is_tmpfs(file)) else { return self.geometry.max_segments };
+        let bytes = u64::try_from(state.st_blocks).unwrap_or(0).saturating_mul(512);
+        let each: u64 = self.geometry.parts_of_segment(0).iter().map(|(_, bytes)| bytes).sum();
+        u32::try_from(bytes.saturating_sub(self.geometry.fixed_part().1) / each).unwrap_or(u32::MAX)
+    }
+
+    /// The number of segments was damaged if it is below what somebody has used already.
+    pub(super) fn segments_at_least(&self, segments: u32) {
+        self.fixed(SEGMENTS_AT).fetch_max(u64::from(segments), Ordering::AcqRel);
     }
 
     pub(super) fn set_segments(&self, segments: u32) {
@@ -174,8 +205,57 @@ impl Tables {
         Ok(())
     }
 
-    /// The slot words of a span or run.
-    pub(super) fn run(&self, head: usize, slots: usize) -> &[AtomicU64] {
+    /// The slot words of a run that the caller claimed, or whose owner it is.
+    pub(super) fn own_run(&self, head: usize, slots: usize) -> &[AtomicU64] {
         &self.slots()[head..head + slots]
+    }
+
+    /// As many slots as a word claims to reach, if they lie in one segment.
+    pub(super) fn reached(&self, head: usize, now: Slot) -> Option<&[AtomicU64]> {
+        let per_segment = self.geometry.segment_slots() as usize;
+        let slots = usize::from(now.reach());
+        let fits = (1..=per_segment - head % per_segment).contains(&slots);
+        self.slots().get(head..head + slots).filter(|_| fits)
+    }
+
+    /// The same of a head of the shape of its class: a span's, or a large block's.
+    pub(super) fn headed(&self, head: usize, now: Slot) -> Option<&[AtomicU64]> {
+        let fits = match now.state() {
+            SlotState::Head => {
+                let shape = self.shapes.get(usize::from(now.class()))?;
+                shape.blocks > 0 && shape.slots == u32::from(now.reach())
+            }
+            SlotState::Big => now.class() == BIG,
+            _ => false,
+        };
+        self.reached(head, now).filter(|_| fits)
+    }
+
+    /// The slot words of the span or run whose head is `now`, if each slot that it reaches says that it is a part of it.
+    pub(super) fn run(&self, head: usize, now: Slot) -> Option<&[AtomicU64]> {
+        self.headed(head, now).filter(|run| slot::are_tails(run, 1, now))
+    }
+
+    /// The head of the span or run in which a block begins at a grain, and which block it is, if the slots that the block
+    /// covers say so too.
+    pub(super) fn block_at(&self, grain: usize) -> Option<(usize, Slot, u32)> {
+        let at = grain / SLOT_GRAINS as usize;
+        let own = slot::load(self.slots().get(at)?);
+        let distance = if own.state() == SlotState::Tail { usize::from(own.reach()) } else { 0 };
+        let head = at.checked_sub(distance)?;
+        let now = if distance == 0 { own } else { slot::load(&self.slots()[head]) };
+        let run = self.headed(head, now)?;
+        let offset = grain - head * SLOT_GRAINS as usize;
+        let (block, end) = match self.shapes.get(usize::from(now.class())) {
+            Some(shape) => {
+                // `block_at` is right inside of a span.
+                let block = if distance < run.len() { shape.block_at(offset as u32) } else { return None };
+                let begins = block < shape.blocks && (block * shape.grains) as usize == offset;
+                (begins.then_some(block)?, (offset + shape.grains as usize).div_ceil(SLOT_GRAINS as usize))
+            }
+            None => ((offset == 0).then_some(0)?, run.len()),
+        };
+        let whole = slot::are_tails(&run[..end], distance.max(1), now);
+        whole.then_some((head, now, block))
     }
 }

@@ -53,7 +53,7 @@ fn a_block_is_written_read_and_gone() {
 fn a_run_that_somebody_is_making_or_giving_back_is_no_problem() {
     let (_folder, _dir, arena) = arena();
     let local = arena.local().unwrap();
-    let run = local.attachment.tables.run(0, 8);
+    let run = local.attachment.tables.own_run(0, 8);
     assert!(slot::claim_run(run, local.id));
     slot::write_tails(run, 1, local.id, Slot::big(8));
     sound(&arena);
@@ -394,6 +394,51 @@ fn the_verifier_finds_what_is_wrong() {
     spoil(&tables.slots()[grain / 64 + 1], 0, "is not part of");
     spoil(&tables.slots()[grain / 64], slot::Slot::claimed(700, 0, 0).0, "no such owner");
     spoil(&tables.caches()[900], 8, "member 7 is not attached");
+}
+
+#[test]
+fn a_damaged_run_is_set_aside_and_the_rest_lives() {
+    use std::sync::atomic::Ordering;
+    let (_folder, dir, arena) = arena();
+    let other = Arena::attach(&dir, &name(), Prefault::Off).unwrap();
+    let mut theirs = other.local().unwrap();
+    let (damaged, sound) = (theirs.alloc(100_000).unwrap(), theirs.alloc(20_000).unwrap());
+    let slot = other.attachment.locate(damaged).unwrap() / 64;
+    other.attachment.tables.slots()[slot].store(u64::MAX, Ordering::SeqCst);
+    assert_eq!(other.block(damaged).unwrap_err(), HandleError::Stale, "nobody knows how long it is");
+    other.block(sound).unwrap();
+    drop((theirs, other));
+    let (mut local, report) = (arena.local().unwrap(), arena.verify().unwrap());
+    // A span of 8 slots: 18 blocks of 28 grains.
+    assert_eq!((report.damaged, report.live), (Bytes::mib(2), 0));
+    assert!(report.problems.iter().any(|problem| problem.contains("cannot be")), "{:?}", report.problems);
+    let blocks = (0..).map_while(|_| local.alloc(4096).ok()).count();
+    assert_eq!(blocks, (4 * 32 - 8) * 64, "everything else");
+    assert_eq!(arena.verify().unwrap().damaged, Bytes::mib(2));
+}
+
+#[test]
+fn segments_that_were_never_added_are_not_used() {
+    use std::os::unix::fs::{FileExt, MetadataExt};
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let dir = RuntimeDir::at(folder.path());
+    let arena = Arena::create(&dir, &name(), &small(), Prefault::Off).unwrap();
+    let file = std::fs::File::options().read(true).write(true).open(arena.path()).unwrap();
+    let before = file.metadata().unwrap().blocks();
+    file.write_all_at(&u64::MAX.to_le_bytes(), 128).unwrap();
+    let other = Arena::attach(&dir, &name(), Prefault::Off).unwrap();
+    for arena in [&arena, &other] {
+        assert_eq!((arena.segments(), arena.verify().unwrap().segments), (1, 1));
+        arena.recover().unwrap();
+    }
+    assert_eq!(file.metadata().unwrap().blocks(), before, "memory that nobody reserved");
+    // Adding one puts it right.
+    other.grow().unwrap();
+    assert_eq!((arena.segments(), other.segments()), (2, 2));
+    // A number that is too small takes nothing away.
+    file.write_all_at(&[0; 8], 128).unwrap();
+    let mut local = arena.local().unwrap();
+    assert_eq!((0..).map_while(|_| local.alloc(1 << 20).ok()).count(), 32);
 }
 
 mod model {

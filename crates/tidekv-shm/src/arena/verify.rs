@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidekv_core::units::Bytes;
 
-use super::class::{BIG, CLASSES, SLOT_GRAINS, Shape};
+use super::class::SLOT_GRAINS;
 use super::file::is_alive;
 use super::format::{ArenaId, Head};
 use super::geometry::{CACHES, MEMBERS};
@@ -38,6 +38,8 @@ pub struct Report {
     pub limit: Bytes,
     /// What no span and no large block uses.
     pub unused: Bytes,
+    /// What is set aside because a word of its slots was damaged: nobody uses it again.
+    pub damaged: Bytes,
     /// Spans of blocks of one size.
     pub spans: u64,
     /// Those of them that nobody owns at the moment.
@@ -79,7 +81,7 @@ pub struct MemberState {
 /// Looks at everything. `own` is the asker's member, whose lock it cannot see.
 pub(super) fn verify(tables: &Tables, head: &Head, file: BorrowedFd<'_>, own: Option<u32>) -> Report {
     let mut lasting: Option<BTreeSet<String>> = None;
-    let mut report = Report::default();
+    let (mut report, mut damaged) = (Report::default(), Bytes(u64::MAX));
     for _ in 0..LOOKS {
         let mut look = Look::new(tables, head, file, own);
         look.run();
@@ -90,19 +92,20 @@ pub(super) fn verify(tables: &Tables, head: &Head, file: BorrowedFd<'_>, own: Op
             Some(before) => before.intersection(&found).cloned().collect(),
         };
         let sound = both.is_empty();
+        damaged = damaged.min(report.damaged);
         lasting = Some(both);
         if sound {
             break;
         }
         std::thread::yield_now();
     }
+    report.damaged = damaged;
     report.problems = lasting.unwrap_or_default().into_iter().take(PROBLEMS_MAX).collect();
     report
 }
 
 struct Look<'a> {
     tables: &'a Tables,
-    shapes: [Shape; CLASSES],
     head: &'a Head,
     /// For each member its place in the report.
     known: [Option<usize>; MEMBERS as usize],
@@ -129,13 +132,13 @@ impl<'a> Look<'a> {
         let geometry = head.geometry;
         let report = Report {
             id,
-            segments: tables.segments(),
+            segments: tables.segments(file),
             segment_bytes: geometry.segment_bytes(),
             limit: geometry.limit(),
             members,
             ..Report::default()
         };
-        Self { tables, shapes: geometry.shapes(), head, known, report }
+        Self { tables, head, known, report }
     }
 
     fn problem(&mut self, text: String) {
@@ -147,44 +150,45 @@ impl<'a> Look<'a> {
     fn run(&mut self) {
         self.caches();
         let end = (self.report.segments as usize) << self.head.geometry.slot_bits();
-        let per_segment = self.head.geometry.segment_slots() as usize;
         let mut at = 0;
         while at < end {
             let now = slot::load(&self.tables.slots()[at]);
-            let reach = usize::from(now.reach());
-            let is_run = (1..=per_segment - at % per_segment).contains(&reach);
-            at += match now.state() {
-                SlotState::Free => {
+            at += match (now.state(), self.tables.run(at, now)) {
+                (SlotState::Free, _) => {
                     self.report.unused.0 += self.head.geometry.slot_bytes();
                     self.all_free(at, 1);
                     1
                 }
-                SlotState::Head if is_run && self.shape(now).is_some_and(|shape| shape.slots as usize == reach) => {
+                (SlotState::Head, Some(run)) => {
                     self.span(at, now);
-                    reach
+                    run.len()
                 }
-                SlotState::Big if is_run && now.class() == BIG => {
+                (SlotState::Big, Some(run)) => {
                     self.big(at, now);
-                    reach
+                    run.len()
                 }
-                SlotState::Claimed => {
+                (SlotState::Claimed, _) => {
                     self.owner(at, now);
                     1
                 }
-                SlotState::Tail => {
+                (SlotState::Tail, _) => {
                     self.tail_alone(at, now);
                     1
                 }
-                SlotState::Head | SlotState::Big | SlotState::Damaged => {
-                    self.problem(format!("slot {at}: {now:?} cannot be"));
+                (SlotState::Head | SlotState::Big | SlotState::Damaged, _) => {
+                    match self.tables.headed(at, now) {
+                        Some(_) => self.tails(at, now),
+                        None => self.problem(format!("slot {at}: {now:?} cannot be")),
+                    }
+                    self.set_aside();
                     1
                 }
             };
         }
     }
 
-    fn shape(&self, now: Slot) -> Option<&Shape> {
-        self.shapes.get(usize::from(now.class()))
+    fn set_aside(&mut self) {
+        self.report.damaged.0 += self.head.geometry.slot_bytes();
     }
 
     fn caches(&mut self) {
@@ -220,22 +224,22 @@ impl<'a> Look<'a> {
     /// moment, which is long where he is not given a processor: the run's head is claimed, or he is named as their owner.
     fn tail_alone(&mut self, at: usize, now: Slot) {
         let distance = usize::from(now.reach());
-        let head = at.checked_sub(distance).map(|head| slot::load(&self.tables.slots()[head]));
-        let is_reached = head.is_some_and(|head| {
-            let may_have_tails = matches!(head.state(), SlotState::Head | SlotState::Big | SlotState::Claimed);
-            may_have_tails && usize::from(head.reach()) > distance
+        let answers = at.checked_sub(distance).is_some_and(|head| {
+            let head_now = slot::load(&self.tables.slots()[head]);
+            let run = self.tables.run(head, head_now);
+            let reached = run.map_or(usize::from(head_now.reach()), <[AtomicU64]>::len) > distance;
+            (run.is_some() || head_now.state() == SlotState::Claimed) && (reached || now.owner() != NOBODY)
         });
-        if is_reached {
-            return;
-        }
-        match now.owner() {
-            NOBODY => self.problem(format!("slot {at}: {now:?}, but no head reaches it")),
-            _ => self.owner(at, now),
+        if answers {
+            self.owner(at, now);
+        } else {
+            self.problem(format!("slot {at}: {now:?}, but no head reaches it"));
+            self.set_aside();
         }
     }
 
     fn span(&mut self, head: usize, now: Slot) {
-        let shape = self.shapes[usize::from(now.class())];
+        let shape = self.tables.shapes[usize::from(now.class())];
         self.report.spans += 1;
         self.report.orphans += u64::from(now.owner() == NOBODY);
         self.owner(head, now);
