@@ -388,7 +388,8 @@ fn sort_key(text: &str) -> anyhow::Result<SortKey> {
     Ok(SortKey::ALL[at])
 }
 
-fn segment_size(text: &str) -> anyhow::Result<Bytes> {
+/// A size that fits the signed word of a segment.
+pub(crate) fn segment_size(text: &str) -> anyhow::Result<Bytes> {
     let size: Bytes = text.parse()?;
     if i64::try_from(size.0).is_err() {
         bail!("{text:?} is too large: a limit is below 8 EiB");

@@ -23,6 +23,9 @@ use crate::console::Console;
 use crate::exit::Outcome;
 use crate::text::nearest;
 
+/// What the names of pools begin with that nobody named, or that `kvctl up` named. People may leave it out.
+pub const PREFIX: &str = "kvcached_";
+
 /// All pools at one moment.
 #[derive(Debug)]
 pub struct Scene {
@@ -106,9 +109,22 @@ impl Scene {
         Ok(Self { dir: dir.clone(), pools, devices, unreadable })
     }
 
-    /// The pools of this name: one for each device that it is on, empty if there is none.
+    /// The pools of this name, in full or without `kvcached_`: one for each device that it is on, empty if there is none.
     pub fn named(&self, name: &str) -> Vec<&Pool> {
+        let name = self.full_name(name);
         self.pools.iter().filter(|pool| pool.name == name).collect()
+    }
+
+    /// The whole name of a pool that was asked for: `kvcached_chat` for `chat`, where no pool is called `chat`.
+    pub fn full_name(&self, name: &str) -> String {
+        let is_there = |name: &str| self.pools.iter().any(|pool| pool.name == name);
+        let full = format!("{PREFIX}{name}");
+        if !is_there(name) && is_there(&full) { full } else { name.to_owned() }
+    }
+
+    /// Whether a pool is one of those that were asked for; with no names, all are.
+    pub fn is_wanted(&self, pool: &Pool, names: &[String]) -> bool {
+        names.is_empty() || names.iter().any(|name| self.full_name(name) == pool.name)
     }
 
     /// Where a pool's segment lies.
@@ -118,7 +134,9 @@ impl Scene {
 
     /// ` Did you mean 'x'?`, where a pool has a name like this one; else nothing.
     pub fn suggestion(&self, name: &str) -> String {
-        let nearest = nearest(name, self.pools.iter().map(|pool| pool.name.as_str()));
+        let names = self.pools.iter().map(|pool| pool.name.as_str());
+        let short = names.clone().filter_map(|name| name.strip_prefix(PREFIX));
+        let nearest = nearest(name, names.chain(short));
         nearest.map(|nearest| format!(" Did you mean '{nearest}'?")).unwrap_or_default()
     }
 

@@ -14,7 +14,8 @@ Examples:
   curl localhost:8080/v1/completions -d '{\"model\": \"default\", \"prompt\": \"Hello\", \"max_tokens\": 16}'
 
 Starts every instance of the configuration, waits until each is well, starts again what ends, and puts a router with an
-OpenAI-compatible API and a dashboard before them. kvcached's configurations work: docs/launching.md has all keys. Ctrl-C or
+OpenAI-compatible API and a dashboard before them. kvcached's configurations work: docs/launching.md has all keys. The pool of the
+instance chat is kvcached_chat: `kvctl limit chat 2G`, or `pool: {limit: 2G}` in the file. Ctrl-C or
 SIGTERM lets requests end and stops everything; a second one does not wait. KVCACHED_WEB_API_KEY is the key with which limits can be
 changed over HTTP, and is needed to listen on another address than this machine's own.
 Exit status: 0 told to stop and all stopped, or --check found nothing wrong; 2 error: nothing was started, or nothing runs any more.")]

@@ -9,6 +9,7 @@ use crate::scene::Scene;
 
 pub(super) fn run(dir: &RuntimeDir, name: &str, force: bool, console: &mut Console) -> anyhow::Result<Outcome> {
     let scene = Scene::look(dir)?;
+    let name = &scene.full_name(name);
     let pools = scene.named(name);
     if pools.is_empty() {
         return Ok(scene.say_unknown(name, console));

@@ -5,32 +5,38 @@ use tidekv_shm::RuntimeDir;
 
 use crate::console::{Colour, Console};
 use crate::exit::Outcome;
-use crate::launch::house::{House, InstanceState, State, houses};
+use crate::launch::house::{InstanceState, State, houses};
+use crate::scene::Scene;
 
 #[derive(Serialize)]
-struct Row<'a> {
-    id: &'a str,
+struct Row {
+    id: String,
     #[serde(flatten)]
-    state: &'a State,
+    state: State,
 }
 
 pub(super) fn run(dir: &RuntimeDir, json: bool, console: &mut Console) -> anyhow::Result<Outcome> {
     let houses = houses(dir)?;
     let dead = houses.iter().filter(|house| !house.is_alive).count();
-    let alive: Vec<(&House, &State)> =
-        houses.iter().filter(|house| house.is_alive).filter_map(|house| Some((house, house.state.as_ref()?))).collect();
+    let alive = houses.into_iter().filter(|house| house.is_alive);
+    let mut rows: Vec<Row> = alive.filter_map(|house| Some(Row { id: house.id, state: house.state? })).collect();
+    let scene = Scene::look(dir)?;
+    // What it is called, and not what it was to be called: a pool has another name where that was taken.
+    for one in rows.iter_mut().flat_map(|row| &mut row.state.instances) {
+        let names: Vec<&str> = one.pools(&scene).iter().map(|pool| pool.name.as_str()).collect();
+        one.pool = (!names.is_empty()).then(|| names.join(","));
+    }
     if json {
-        let rows: Vec<Row<'_>> = alive.iter().map(|(house, state)| Row { id: &house.id, state }).collect();
         console.line(serde_json::to_string_pretty(&rows)?)?;
     } else {
-        for (_, state) in &alive {
-            show(state, console)?;
+        for row in &rows {
+            show(&row.state, console)?;
         }
     }
     if dead > 0 {
         console.note(format_args!("{dead} supervisors were killed: `kvctl gc` removes what they left."));
     }
-    if alive.is_empty() {
+    if rows.is_empty() {
         if !json {
             console.note("Nothing runs: `kvctl up` starts it.");
         }
@@ -45,9 +51,10 @@ fn show(state: &State, console: &mut Console) -> anyhow::Result<()> {
     console.line(format_args!("{router}  (pid {}, {config})", state.pid))?;
     let wide = |of: fn(&InstanceState) -> usize, least| state.instances.iter().map(of).max().unwrap_or(0).max(least);
     let (name, engine) = (wide(|one| one.name.len(), 8), wide(|one| one.engine.len(), 6));
+    let pool = wide(|one| one.pool.as_ref().map_or(1, String::len), 4);
     let head = format!(
-        "  {:name$}  {:10}  {:engine$}  {:>8}  {:>8}  Address",
-        "Instance", "State", "Engine", "PID", "Restarts"
+        "  {:name$}  {:10}  {:engine$}  {:>8}  {:>8}  {:pool$}  Address",
+        "Instance", "State", "Engine", "PID", "Restarts", "Pool"
     );
     console.line(console.paint(&head, Colour::BoldCyan))?;
     for one in &state.instances {
@@ -58,8 +65,8 @@ fn show(state: &State, console: &mut Console) -> anyhow::Result<()> {
         };
         let word = console.paint(&format!("{:10}", one.state), colour);
         let pid = one.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
-        let address = one.address.as_deref().unwrap_or("-");
-        let rest = format!("{:engine$}  {pid:>8}  {:>8}  {address}", one.engine, one.restarts);
+        let (of, address) = (one.pool.as_deref().unwrap_or("-"), one.address.as_deref().unwrap_or("-"));
+        let rest = format!("{:engine$}  {pid:>8}  {:>8}  {of:pool$}  {address}", one.engine, one.restarts);
         console.line(format_args!("  {:name$}  {word}  {rest}", one.name))?;
     }
     Ok(())

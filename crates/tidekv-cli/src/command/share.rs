@@ -15,6 +15,7 @@ use crate::scene::{Place, Scene, bound};
 
 pub(super) fn run(dir: &RuntimeDir, name: &str, change: ShareChange, console: &mut Console) -> anyhow::Result<Outcome> {
     let mut scene = Scene::look(dir)?;
+    let name = &scene.full_name(name);
     let pools = scene.named(name);
     if pools.is_empty() {
         return Ok(scene.say_unknown(name, console));

@@ -19,6 +19,7 @@ pub(super) fn run(
     console: &mut Console,
 ) -> anyhow::Result<Outcome> {
     let scene = Scene::look(dir)?;
+    let name = &scene.full_name(name);
     let pools = scene.named(name);
     if pools.is_empty() {
         return Ok(scene.say_unknown(name, console));

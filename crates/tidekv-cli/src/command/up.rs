@@ -8,6 +8,7 @@
 //!   second signal  nobody is waited for
 //! ```
 
+use std::collections::HashSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tidekv_serve::router::{self, Decisions, Door, Gateway, Key, Life, Model, Settings, StopRouter};
 use tidekv_serve::server::{ServeError, Server};
-use tidekv_shm::RuntimeDir;
+use tidekv_shm::{PoolName, RuntimeDir, segment};
 
 use crate::console::{Colour, Console};
 use crate::exit::Outcome;
@@ -55,12 +56,40 @@ pub(super) fn run(dir: &RuntimeDir, request: &UpRequest, console: &mut Console) 
         return say_plan(&plan, console);
     }
     let programs = programs(&plan)?;
+    let renamed = name_pools(&mut plan, dir)?;
     let key = std::env::var(KEY).ok().as_deref().and_then(Key::new);
     let server = if plan.router.is_enabled { Some(bind(&plan, key.as_ref())?) } else { None };
     let orders = Orders::catch().context("signals cannot be caught")?;
     let own = OwnHouse::build(dir)?;
     let up = Up::start(dir, &plan, programs, request.config.clone(), server, key, own, console)?;
+    for told in renamed {
+        up.show_one(told, console);
+    }
     up.attend(&plan, &orders, console)
+}
+
+/// Names each pool after its instance, with a number where a living pool or another supervisor's instance has the name: that may be
+/// starting again just now. Says which got one. A name in the configuration stands.
+fn name_pools(plan: &mut Plan, dir: &RuntimeDir) -> anyhow::Result<Vec<Told>> {
+    let others = house::houses(dir)?.into_iter().filter(|house| house.is_alive).filter_map(|house| house.state);
+    let mut taken: HashSet<String> =
+        others.flat_map(|state| state.instances).filter_map(|instance| instance.pool).collect();
+    taken.extend(plan.instances.iter().filter(|one| one.pool.is_named).map(|one| one.pool.name.to_string()));
+    let mut renamed = Vec::new();
+    for one in plan.instances.iter_mut().filter(|one| !one.pool.is_named) {
+        let asked = one.pool.name.clone();
+        let is_free = |name: &PoolName| {
+            !taken.contains(name.as_str()) && !segment::has_owner(&dir.segment_path(name)).unwrap_or(false)
+        };
+        let numbered = (2..).map(|number| asked.numbered(number));
+        one.pool.name = std::iter::once(asked.clone()).chain(numbered).find(is_free).unwrap_or_else(|| asked.clone());
+        taken.insert(one.pool.name.to_string());
+        if one.pool.name != asked {
+            let text = format!("its pool is called {}: {asked} is another's", one.pool.name);
+            renamed.push(Told::News { name: one.spec.name.clone(), text });
+        }
+    }
+    Ok(renamed)
 }
 
 /// What would be started.
@@ -207,6 +236,7 @@ impl Up {
                 address: None,
                 restarts: 0,
                 log,
+                pool: Some(one.pool.name.to_string()),
             });
             let name = format!("keep {}", one.spec.name);
             keepers.push(thread::Builder::new().name(name).spawn(move || keeper.run())?);
@@ -256,8 +286,8 @@ impl Up {
             self.own.leave();
         }
         // What did not end in time left its entries.
-        let pids: Vec<u32> = self.state.instances.iter().filter_map(|one| one.pid).collect();
-        desk::notice_deaths(&self.dir, &pids);
+        let names: Vec<String> = self.state.instances.iter().filter_map(|one| one.pool.clone()).collect();
+        desk::notice_deaths(&self.dir, &names);
         ended.context("`kvctl gc` ends what is left when it can be ended")?;
         served?;
         match why_ended {

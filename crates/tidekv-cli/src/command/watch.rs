@@ -73,7 +73,7 @@ impl Look {
     /// The list in lines, for a terminal of this width or for a pipe.
     fn lines(&self, watched: &Watched<'_>, width: Option<usize>) -> Vec<(String, Option<Colour>)> {
         let Some(scene) = &self.scene else { return Vec::new() };
-        let wanted = |pool: &&Pool| watched.names.is_empty() || watched.names.contains(&pool.name);
+        let wanted = |pool: &&Pool| scene.is_wanted(pool, watched.names);
         let row = |pool| Row { pool, change: self.changes.of(&PoolKey::of(pool)) };
         let rows: Vec<Row<'_>> = scene.pools.iter().filter(wanted).map(row).collect();
         let mut lines = Vec::new();

@@ -1,10 +1,11 @@
 //! The pools of this machine, as the router sees and changes them.
 
-use rustix::process::{Pid, getpgid};
 use tidekv_core::units::Bytes;
 use tidekv_serve::router::{Desk, DeskError, DeskView, DeviceSight, PoolSight, ShareTerms};
 use tidekv_shm::{Ledger, RuntimeDir, UNLIMITED, segment};
 
+use super::config::PoolPlan;
+use super::house;
 use crate::command::{gc, limit, share};
 use crate::request::ShareChange;
 use crate::scene::{Place, Pool, Scene};
@@ -51,20 +52,23 @@ impl Desk for PoolDesk {
 
     fn set_limit(&self, pool: &str, bytes: Bytes) -> Result<(), DeskError> {
         let scene = self.scene()?;
-        let pools = named(&scene, pool)?;
+        let pool = scene.full_name(pool);
+        let pools = named(&scene, &pool)?;
         let is_ours = pools.iter().any(|pool| pool.place.is_some());
         let places: Vec<&Place> = pools.iter().filter_map(|pool| pool.live_place()).collect();
         if !is_ours && bytes == Bytes::ZERO {
             return Err(DeskError::Refused(format!("{pool} is kvcached's own: it ignores a limit of 0")));
         }
-        limit::write(&scene, pool, is_ours, &places, bytes).map_err(|error| DeskError::Failed(format!("{error:#}")))?;
+        limit::write(&scene, &pool, is_ours, &places, bytes)
+            .map_err(|error| DeskError::Failed(format!("{error:#}")))?;
         Ok(())
     }
 
     fn set_share(&self, pool: &str, terms: ShareTerms) -> Result<(), DeskError> {
         let scene = self.scene()?;
         let change = ShareChange { weight: terms.weight, floor: terms.floor, ..ShareChange::default() };
-        let pools = named(&scene, pool)?;
+        let pool = scene.full_name(pool);
+        let pools = named(&scene, &pool)?;
         let places: Vec<&Place> = pools.iter().filter_map(|pool| pool.live_place()).collect();
         if places.is_empty() {
             let text =
@@ -78,11 +82,48 @@ impl Desk for PoolDesk {
     }
 
     fn belongs_to(&self, pid: u32, instance: u32) -> bool {
-        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        // An instance leads a process group, and what it starts stays in it.
-        let group = pid.and_then(|pid| getpgid(Some(pid)).ok());
-        group.is_some_and(|group| u32::try_from(group.as_raw_nonzero().get()) == Ok(instance))
+        house::belongs_to(pid, instance)
     }
+}
+
+/// Gives the pools of an instance that has just started their limit and share; what could not be done, in words. It is done before
+/// the first request comes, because what that takes could not be taken back.
+pub(crate) fn apply_terms(dir: &RuntimeDir, instance: u32, plan: &PoolPlan) -> Vec<String> {
+    let scene = match Scene::look(dir) {
+        Ok(scene) => scene,
+        Err(error) => return vec![format!("its pools cannot be looked at: {error}")],
+    };
+    let pools = house::pools_of(&scene, Some(instance), plan.name.as_str());
+    if pools.is_empty() && plan.has_terms() {
+        return vec!["it has no pool: the limit and the share of the configuration are nobody's".to_owned()];
+    }
+    let mut troubles = Vec::new();
+    if pools.iter().all(|pool| pool.name != plan.name.as_str()) {
+        let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
+        troubles.extend(names.first().map(|_| format!("its pool is called {}, not {}", names.join(", "), plan.name)));
+    }
+    for pool in pools {
+        let places: Vec<&Place> = pool.live_place().into_iter().collect();
+        if let Some(bytes) = plan.limit
+            && let Err(error) = limit::write(&scene, &pool.name, !places.is_empty(), &places, bytes)
+        {
+            troubles.push(format!("its pool {} has no limit: {error:#}", pool.name));
+        }
+        // A floor may not fit: the rest holds all the same.
+        let floor = ShareChange { floor: plan.share.floor, ..ShareChange::default() };
+        let share = ShareChange { floor: None, ..plan.share };
+        for (change, word) in [(share, "share of its own"), (floor, "floor")] {
+            let outcome = match places.as_slice() {
+                _ if change.is_empty() => Ok(()),
+                [place, ..] => share::apply(place, change),
+                [] => Err(anyhow::anyhow!("kvcached's own pools have no ledger entry")),
+            };
+            if let Err(error) = outcome {
+                troubles.push(format!("its pool {} has no {word}: {error:#}", pool.name));
+            }
+        }
+    }
+    troubles
 }
 
 /// The living pools of this name.
@@ -144,8 +185,8 @@ fn part(of: Bytes, whole: Bytes) -> f64 {
 
 /// Has the ledgers of this folder find out who died, so that neighbours have the memory at once and not when they next look;
 /// and removes the segments of the dead, which nobody else would before `kvctl gc`. A neighbour may have found out first, and
-/// taken the entry: the segments of these instances are looked for by the number in their names too.
-pub(crate) fn notice_deaths(dir: &RuntimeDir, instances: &[u32]) {
+/// taken the entry: so the segments of these names are looked at too.
+pub(crate) fn notice_deaths(dir: &RuntimeDir, names: &[String]) {
     for device in Ledger::list(dir).unwrap_or_default() {
         let noticed = Ledger::open_existing(dir, &device)
             .and_then(|ledger| ledger.map_or(Ok(Vec::new()), |ledger| gc::remove_dead(&ledger, &device)));
@@ -154,12 +195,7 @@ pub(crate) fn notice_deaths(dir: &RuntimeDir, instances: &[u32]) {
             Err(error) => tracing::warn!("what died on {device} is noticed later: {error}"),
         }
     }
-    let endings: Vec<String> = instances.iter().map(|pid| format!("_{pid}")).collect();
-    for (name, _) in segment::list(dir) {
-        if name.starts_with("kvcached_") && endings.iter().any(|ending| name.ends_with(ending)) {
-            remove_segment(dir, &name);
-        }
-    }
+    names.iter().for_each(|name| remove_segment(dir, name));
 }
 
 fn remove_segment(dir: &RuntimeDir, name: &str) {

@@ -27,7 +27,7 @@ use tidekv_serve::router::{EngineKind, Instance, Life, Model};
 use tidekv_shm::RuntimeDir;
 
 use super::backoff::Backoff;
-use super::config::InstancePlan;
+use super::config::{IPC_NAME, InstancePlan};
 use super::house::{self, INSTANCE_MARK, MARK};
 use super::lines::{LogFile, each_line};
 use super::probe::Health;
@@ -118,7 +118,7 @@ enum End {
     /// We were told to stop, and it is gone.
     Stopped,
     /// On its own, having been ready for so long.
-    Gone { pid: Option<u32>, ready_for: Option<Duration> },
+    Gone { ready_for: Option<Duration> },
 }
 
 impl Keeper {
@@ -130,13 +130,13 @@ impl Keeper {
             return;
         }
         loop {
-            let (pid, ready_for) = match self.live(restarts) {
+            let ready_for = match self.live(restarts) {
                 End::Stopped => return,
-                End::Gone { pid, ready_for } => (pid, ready_for),
+                End::Gone { ready_for } => ready_for,
             };
             // On a device it takes a second until memory is back, which the next start need not wait for.
-            let dir = self.dir.clone();
-            thread::spawn(move || desk::notice_deaths(&dir, pid.as_slice()));
+            let (dir, pool) = (self.dir.clone(), self.plan.pool.name.to_string());
+            thread::spawn(move || desk::notice_deaths(&dir, &[pool]));
             let Some(wait) = backoff.after(ready_for) else {
                 self.set(Life::Failed, None, None, restarts);
                 self.news("it never became ready and is not started again");
@@ -161,7 +161,7 @@ impl Keeper {
             Err(error) => {
                 self.set(Life::Restarting, None, None, restarts);
                 self.news(format!("{} cannot be started: {error}", self.program.display()));
-                return End::Gone { pid: None, ready_for: None };
+                return End::Gone { ready_for: None };
             }
         };
         let announced = Arc::new(Mutex::new(None));
@@ -179,6 +179,9 @@ impl Keeper {
 
     fn watch_foreign(&self, address: &str, restarts: u32) -> End {
         self.news(format!("something serves at {address} already: it is used, and not stopped"));
+        if self.plan.pool.has_terms() {
+            self.news("it is not ours: its pool keeps the limit and the share that it has");
+        }
         let mut ready_since = None;
         while probe::is_listening(address) {
             if ready_since.is_none() && probe::is_well(address) {
@@ -192,7 +195,7 @@ impl Keeper {
         }
         self.set(Life::Restarting, None, None, restarts);
         self.news(format!("nothing serves at {address} any more"));
-        End::Gone { pid: None, ready_for: ready_since.map(|since| since.elapsed()) }
+        End::Gone { ready_for: ready_since.map(|since| since.elapsed()) }
     }
 
     fn start(&self) -> io::Result<(Process, PipeReader)> {
@@ -206,6 +209,7 @@ impl Keeper {
             .env("KVCACHED_RUNTIME_DIR", self.dir.path())
             .env(MARK, &self.id)
             .env(INSTANCE_MARK, &self.plan.spec.name);
+        command.env(IPC_NAME, self.plan.pool.name.as_str());
         command.env("PYTHONUNBUFFERED", "1");
         // vLLM and SGLang name their processes by a library that writes over the environment, and so over our mark.
         command.env("SPT_NOENV", "1");
@@ -278,6 +282,9 @@ impl Keeper {
                     let said = announced.lock().unwrap_or_else(PoisonError::into_inner).clone();
                     let address = fixed.clone().or(said);
                     if let Some(address) = address.filter(|address| probe::is_well(address)) {
+                        for trouble in desk::apply_terms(&self.dir, pid, &self.plan.pool) {
+                            self.news(trouble);
+                        }
                         self.news(format!("ready at http://{address} (pid {pid})"));
                         self.set(Life::Ready, Some(address.clone()), Some(pid), restarts);
                         ready = Some((Instant::now(), address));
@@ -292,7 +299,7 @@ impl Keeper {
         self.set(Life::Restarting, None, None, restarts);
         let how = process.end(Duration::ZERO);
         self.news(format!("pid {pid} {how}"));
-        End::Gone { pid: Some(pid), ready_for: ready.map(|(since, _)| since.elapsed()) }
+        End::Gone { ready_for: ready.map(|(since, _)| since.elapsed()) }
     }
 
     fn set(&self, life: Life, address: Option<String>, pid: Option<u32>, restarts: u32) {

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail the test")]
 
 mod ends;
+mod pools;
 mod refusals;
 mod serving;
 mod supervisor;

@@ -50,8 +50,12 @@ struct Written {
 
 type IsOver = bool;
 
+fn new_folder() -> Arc<TempDir> {
+    Arc::new(tempfile::tempdir().unwrap())
+}
+
 pub(crate) struct Supervisor {
-    pub(crate) dir: TempDir,
+    pub(crate) dir: Arc<TempDir>,
     child: Child,
     output: Arc<Written>,
     pub(crate) address: String,
@@ -62,9 +66,14 @@ impl Supervisor {
         Self::start_with(config, |_| ())
     }
 
+    /// Another one in the same folder.
+    pub(crate) fn start_beside(&self, config: &str) -> Self {
+        Self::start_in(Arc::clone(&self.dir), config, |_| ())
+    }
+
     /// One that cannot write what it has to say: nobody knows its address.
     pub(crate) fn start_unseen(config: &str) -> Self {
-        let (dir, mut command) = Self::command(config);
+        let (dir, mut command) = Self::command(new_folder(), config);
         let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
         let child = command.stdout(full).spawn().unwrap();
         let output = Arc::<Written>::default();
@@ -72,8 +81,7 @@ impl Supervisor {
         Self { address: String::new(), dir, child, output }
     }
 
-    fn command(config: &str) -> (TempDir, Command) {
-        let dir = tempfile::tempdir().unwrap();
+    fn command(dir: Arc<TempDir>, config: &str) -> (Arc<TempDir>, Command) {
         let file = dir.path().join("models.yaml");
         fs::write(&file, config).unwrap();
         let command = kvctl(dir.path(), &["up", "--port", "0", "--config", file.to_str().unwrap()]);
@@ -81,7 +89,11 @@ impl Supervisor {
     }
 
     pub(crate) fn start_with(config: &str, change: impl FnOnce(&mut Command)) -> Self {
-        let (dir, mut command) = Self::command(config);
+        Self::start_in(new_folder(), config, change)
+    }
+
+    fn start_in(dir: Arc<TempDir>, config: &str, change: impl FnOnce(&mut Command)) -> Self {
+        let (dir, mut command) = Self::command(dir, config);
         command.stdout(Stdio::piped());
         change(&mut command);
         let mut child = command.spawn().unwrap();

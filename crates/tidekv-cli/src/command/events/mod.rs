@@ -20,7 +20,7 @@ use tidekv_shm::{Event, PoolName, RuntimeDir};
 
 use crate::console::Console;
 use crate::exit::Outcome;
-use crate::scene::Scene;
+use crate::scene::{PREFIX, Scene};
 use crate::text::nearest;
 use line::Layout;
 use tapes::{News, Tapes, Told};
@@ -76,7 +76,8 @@ impl Filter<'_> {
     /// Whether something happened to the pool of this name, or for it.
     fn is_about(told: &Told, name: &str) -> bool {
         let News::Event(event) = &told.news else { return false };
-        [&event.pool, &event.peer].into_iter().flatten().any(|pool| shown_name(pool) == name)
+        let pools = [&event.pool, &event.peer].into_iter().flatten();
+        pools.map(shown_name).any(|pool| pool == name || pool.strip_prefix(PREFIX) == Some(name))
     }
 }
 
@@ -105,7 +106,7 @@ fn say_unknown(
         past.iter().filter_map(event).chain(scene.pools.iter().map(|pool| pool.name.clone())).collect();
     let mut outcome = Outcome::Done;
     for name in names {
-        if known.contains(*name) {
+        if known.contains(*name) || known.contains(&format!("{PREFIX}{name}")) {
             console.note(format_args!("No events of '{name}' are left."));
             continue;
         }

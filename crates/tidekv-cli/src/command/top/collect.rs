@@ -97,7 +97,7 @@ pub struct PlaceSample {
 impl Sample {
     /// The numbers of a scene; only the pools of these names, or all.
     pub fn of(scene: &Scene, names: &[String]) -> Self {
-        let wanted = |pool: &&Pool| names.is_empty() || names.contains(&pool.name);
+        let wanted = |pool: &&Pool| scene.is_wanted(pool, names);
         let trouble = |(device, error): &(DeviceName, _)| {
             printable(&format!("pools on {device} are not shown in full: {error}")).into_owned()
         };

@@ -14,7 +14,7 @@ mod yaml;
 use std::path::Path;
 
 pub(crate) use error::ConfigError;
-pub(crate) use plan::{InstancePlan, Plan, Program};
+pub(crate) use plan::{IPC_NAME, InstancePlan, Plan, PoolPlan, Program};
 
 use error::Problem;
 

@@ -4,11 +4,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_saphyr::{Location, Spanned};
+use tidekv_core::units::Bytes;
 use tidekv_serve::router::{EngineKind, ModelSpec, SleepSettings, SloTarget};
+use tidekv_shm::PoolName;
 
 use super::error::Problem;
 use super::yaml;
 use crate::command::known_variables;
+use crate::request::{ShareChange, segment_size};
 use crate::text::nearest;
 
 /// All that is to be started.
@@ -47,6 +50,24 @@ pub(crate) struct InstancePlan {
     /// 0 where the instance chooses one and says which.
     pub(crate) port: u16,
     pub(crate) startup_timeout: Duration,
+    pub(crate) pool: PoolPlan,
+}
+
+/// The pool of an instance: its name, and the terms that it gets at each start of the instance.
+#[derive(Clone, Debug)]
+pub(crate) struct PoolPlan {
+    pub(crate) name: PoolName,
+    /// Whether the configuration names it; else it is named after the instance.
+    pub(crate) is_named: bool,
+    pub(crate) limit: Option<Bytes>,
+    pub(crate) share: ShareChange,
+}
+
+impl PoolPlan {
+    /// Whether the configuration says anything about its size or share.
+    pub(crate) fn has_terms(&self) -> bool {
+        self.limit.is_some() || !self.share.is_empty()
+    }
 }
 
 /// What to start.
@@ -68,6 +89,8 @@ const STARTUP_TIMEOUT: Duration = Duration::from_secs(1800);
 /// What an engine gets at once unless somebody says otherwise: engines have queues of their own.
 const MAX_CONCURRENCY: usize = 1024;
 const MAX_QUEUE: usize = 4096;
+/// The variable that names a pool.
+pub(crate) const IPC_NAME: &str = "KVCACHED_IPC_NAME";
 
 pub(super) fn check(file: yaml::File, folder: &Path) -> Result<Plan, Problem> {
     let mut warnings = Vec::new();
@@ -277,6 +300,7 @@ fn instance(
         }
         slo => slo.map(|slo| SloTarget { ttft_ms: slo.ttft_ms.value }),
     };
+    let pool = pool(written.pool.unwrap_or_default(), &name, &args, &variables, at)?;
     let max_concurrency = positive_count(written.max_concurrency, "max_concurrency")?.unwrap_or(limits.concurrency);
     let startup_timeout = positive(written.startup_timeout_seconds, "startup_timeout_seconds")?;
     Ok(InstancePlan {
@@ -295,7 +319,48 @@ fn instance(
         host,
         port,
         startup_timeout: startup_timeout.unwrap_or(STARTUP_TIMEOUT),
+        pool,
     })
+}
+
+fn pool(
+    written: yaml::Pool,
+    instance: &str,
+    args: &[String],
+    variables: &[(String, String)],
+    at: Location,
+) -> Result<PoolPlan, Problem> {
+    let variable = || Some(variables.iter().rfind(|(name, _)| name == IPC_NAME)?.1.as_str());
+    let given = flag(args, "--pool-name").or_else(variable).filter(|name| !name.trim().is_empty());
+    let name = given.map_or_else(|| format!("kvcached_{instance}"), str::to_owned);
+    let name = PoolName::new(&name).map_err(|error| Problem::at(at, IPC_NAME, error.to_string()))?;
+    let floor_at = written.floor.as_ref().map(|floor| floor.referenced);
+    let limit = size(written.limit, "limit")?;
+    let share = ShareChange {
+        weight: match written.weight {
+            Some(Spanned { value: 0, referenced, .. }) => {
+                return Err(Problem::at(referenced, "weight", "expected a whole number of 1 or more"));
+            }
+            weight => weight.map(|weight| weight.value),
+        },
+        floor: size(written.floor, "floor")?,
+        ceiling: size(written.ceiling, "ceiling")?,
+        priority: written.priority,
+    };
+    for (bound, word) in [(limit, "limit"), (share.ceiling, "ceiling")] {
+        if let (Some(at), Some(floor), Some(bound)) = (floor_at, share.floor, bound)
+            && floor > bound
+        {
+            return Err(Problem::at(at, "floor", format!("{floor} is above the {word} of {bound}")));
+        }
+    }
+    Ok(PoolPlan { name, is_named: given.is_some(), limit, share })
+}
+
+fn size(written: Option<Spanned<yaml::Scalar>>, key: &str) -> Result<Option<Bytes>, Problem> {
+    let Some(Spanned { value: yaml::Scalar(text), referenced, .. }) = written else { return Ok(None) };
+    let wrong = |error| Problem::at(referenced, key, format!("expected a size such as 512M: {error:#}"));
+    segment_size(&text).map(Some).map_err(wrong)
 }
 
 fn text(written: &Spanned<String>, key: &str) -> Result<String, Problem> {

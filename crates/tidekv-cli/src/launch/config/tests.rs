@@ -3,10 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use tidekv_core::units::Bytes;
 use tidekv_serve::router::EngineKind;
 
 use super::plan::{Plan, Program};
 use super::{ConfigError, parse, read};
+use crate::request::ShareChange;
 
 fn plan(text: &str) -> Plan {
     parse(text, Path::new(".")).unwrap_or_else(|problem| panic!("{problem:?}"))
@@ -156,9 +158,34 @@ fn problems_have_a_line_a_key_and_what_is_expected() {
         ("instances: [{model: m, engine: vllm, args: '--port 0'}]".to_owned(), "kvserve alone"),
         ("instances:\n - model: m\n\tengine: x\n".to_owned(), "found a tab"),
         ("instances: [{model: m, engine: kvserve}]\ninstances: []\n".to_owned(), "2:"),
+        (format!("{instance}    pool:\n      limt: 1G\n"), "5:7 limt: there is no such key: did you mean limit?"),
+        (format!("{instance}    pool:\n      limit: much\n"), "5:14 limit: expected a size such as 512M: "),
+        (format!("{instance}    pool:\n      limit: -1\n"), "5:14 limit: expected a size such as 512M: "),
+        (format!("{instance}    pool:\n      weight: 0\n"), "5:15 weight: expected a whole number of 1 or more"),
+        (format!("{instance}    pool:\n      weight: 1.5\n"), "5:15 weight: "),
+        (format!("{instance}    pool:\n      priority: high\n"), "5:17 priority: "),
+        (format!("{instance}    pool: {{limit: 1G, floor: 2G}}\n"), "4:30 floor: 2 GiB is above the limit of 1 GiB"),
+        (format!("{instance}    pool: 1G\n"), "4:11 pool: "),
     ] {
         let found = problem(&text);
         assert!(found.contains(expected), "{text}\n  {found}\n  {expected}");
+    }
+}
+
+#[test]
+fn a_pool_is_named_after_its_instance_and_has_the_terms_of_the_file() {
+    let one = |more: &str| {
+        let text = format!("instances: [{{name: chat 1, model: m, engine: kvserve{more}}}]");
+        let pool = plan(&text).instances.remove(0).pool;
+        (pool.name.to_string(), pool.is_named, pool.limit, pool.share)
+    };
+    let none = ShareChange::default();
+    assert_eq!(one(""), ("kvcached_chat-1".to_owned(), false, None, none));
+    let share = ShareChange { weight: Some(2), floor: Some(Bytes::mib(64)), priority: Some(-1), ceiling: None };
+    let terms = ", pool: {limit: 1.5G, weight: 2, floor: 67108864, priority: -1}";
+    assert_eq!(one(terms), ("kvcached_chat-1".to_owned(), false, Some(Bytes::mib(1536)), share));
+    for named in [", kvcached_env: [KVCACHED_IPC_NAME=x]", ", engine_args: '--pool-name x'"] {
+        assert_eq!(one(named), ("x".to_owned(), true, None, none));
     }
 }
 

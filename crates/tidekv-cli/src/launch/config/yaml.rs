@@ -65,12 +65,24 @@ pub(super) struct Instance {
     pub(super) max_concurrency: Option<Spanned<usize>>,
     pub(super) max_queue: Option<usize>,
     pub(super) slo: Option<Slo>,
+    pub(super) pool: Option<Pool>,
 }
 
 #[derive(Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Slo {
     pub(super) ttft_ms: Spanned<f64>,
+}
+
+/// The terms of the instance's pool, in the words of `kvctl limit` and `kvctl share`.
+#[derive(Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Pool {
+    pub(super) limit: Option<Spanned<Scalar>>,
+    pub(super) weight: Option<Spanned<u32>>,
+    pub(super) priority: Option<i32>,
+    pub(super) floor: Option<Spanned<Scalar>>,
+    pub(super) ceiling: Option<Spanned<Scalar>>,
 }
 
 /// Arguments: a text, or a list of texts, each taken apart as a shell would. A list within the list is taken as it is.
@@ -86,7 +98,8 @@ pub(super) struct Argv(pub(super) Vec<String>);
 pub(super) struct Pairs(pub(super) Vec<(String, String)>);
 
 /// Any scalar, as people would write it.
-struct Scalar(String);
+#[derive(Debug)]
+pub(super) struct Scalar(pub(super) String);
 
 impl<'de> Deserialize<'de> for Scalar {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -25,10 +25,12 @@ use anyhow::{Context, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, geteuid, kill_process, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, geteuid, getpgid, kill_process, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 use tidekv_ipc::address::socket_root;
 use tidekv_shm::RuntimeDir;
+
+use crate::scene::{Pool, Scene};
 
 #[cfg(feature = "serve")]
 pub(crate) use own::OwnHouse;
@@ -64,6 +66,33 @@ pub(crate) struct InstanceState {
     pub(crate) address: Option<String>,
     pub(crate) restarts: u32,
     pub(crate) log: PathBuf,
+    /// What its pool is to be called. Older supervisors do not say.
+    #[serde(default)]
+    pub(crate) pool: Option<String>,
+}
+
+impl InstanceState {
+    /// The pools that it has now.
+    pub(crate) fn pools<'a>(&self, scene: &'a Scene) -> Vec<&'a Pool> {
+        pools_of(scene, self.pid, self.pool.as_deref().unwrap_or_default())
+    }
+}
+
+/// The pools of an instance that runs: those of its process group, and one of kvcached's own by its name alone.
+pub(crate) fn pools_of<'a>(scene: &'a Scene, pid: Option<u32>, name: &str) -> Vec<&'a Pool> {
+    let Some(pid) = pid else { return Vec::new() };
+    let is_its = |pool: &&Pool| match &pool.place {
+        Some(place) => place.alive && belongs_to(place.entry.pid, pid),
+        None => pool.name == name,
+    };
+    scene.pools.iter().filter(is_its).collect()
+}
+
+/// Whether a process is of an instance, which leads a process group. What it starts stays in it.
+pub(crate) fn belongs_to(pid: u32, instance: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let group = pid.and_then(|pid| getpgid(Some(pid)).ok());
+    group.is_some_and(|group| u32::try_from(group.as_raw_nonzero().get()) == Ok(instance))
 }
 
 /// A supervisor's folder, found by somebody else.

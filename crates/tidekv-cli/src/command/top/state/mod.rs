@@ -27,6 +27,7 @@ use tidekv_core::units::Bytes;
 use super::collect::{PoolSample, Sample};
 use crate::change::{Change, Changes, PoolKey};
 use crate::request::{SortKey, TopRequest};
+use crate::scene::PREFIX;
 
 /// How long a pool that is gone stays on the screen.
 pub const GONE_FOR: Duration = Duration::from_secs(5);
@@ -289,7 +290,8 @@ impl State {
 
     /// Names that were asked for and of which there is no pool.
     pub fn missing(&self) -> Vec<&str> {
-        let is_there = |name: &str| self.picture().tracks.iter().any(|track| track.pool.key.name == name);
+        let is = |known: &str, name: &str| known == name || known.strip_prefix(PREFIX) == Some(name);
+        let is_there = |name: &str| self.picture().tracks.iter().any(|track| is(&track.pool.key.name, name));
         self.choices.names.iter().map(String::as_str).filter(|name| !is_there(name)).collect()
     }
 }
