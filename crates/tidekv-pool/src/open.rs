@@ -2,7 +2,7 @@
 //! itself back when it is dropped.
 //!
 //! ```text
-//!   geometry -> address space, or a group of the fleet -> segment (its lock makes the name ours) -> ledger entry -> null block -> thread
+//!   geometry -> address space, or a group of the fleet -> ledger entry -> segment (its lock makes the name ours) -> null block -> thread
 //! ```
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -54,8 +54,7 @@ pub(crate) fn open(config: PoolConfig) -> Result<(Arc<Inner>, Runner), PoolError
     let page_count = config.usable_pages.map_or(geometry.page_count(), |pages| pages.min(geometry.page_count()));
     let limit = config.limit.unwrap_or_else(|| capacity(&geometry, page_count));
 
-    let (name, segment) = take_name(&config, limit)?;
-    let account = take_entry(&config, &name, &geometry, limit)?;
+    let (name, account, segment) = take_name(&config, &geometry, limit)?;
     let inner = Arc::new(Inner {
         memory,
         account,
@@ -88,19 +87,34 @@ pub(crate) fn open(config: PoolConfig) -> Result<(Arc<Inner>, Runner), PoolError
     Ok((inner, runner))
 }
 
-/// The segment under the name asked for, or under the next numbered one that no living pool has.
-fn take_name(config: &PoolConfig, limit: Bytes) -> Result<(PoolName, PoolSegment), PoolError> {
+/// Entry and segment under the name asked for, or under the next numbered one that no living pool has.
+///
+/// The entry comes first: after a kill at any moment it proves that the segment was ours, and nothing else would. So the name
+/// is looked at before, and the entry goes back by itself if another pool takes the name meanwhile.
+fn take_name(
+    config: &PoolConfig,
+    geometry: &Geometry,
+    limit: Bytes,
+) -> Result<(PoolName, Account, PoolSegment), PoolError> {
     let mut number = 1;
     loop {
         let name = if number == 1 { config.name.clone() } else { config.name.numbered(number) };
-        match PoolSegment::create(&config.runtime_dir, &name.with_group(config.group), limit) {
+        let file = name.with_group(config.group);
+        let taken = match PoolSegment::check(&config.runtime_dir, &file) {
+            Ok(()) => {
+                let account = take_entry(config, &name, geometry, limit)?;
+                PoolSegment::create(&config.runtime_dir, &file, limit).map(|segment| (account, segment))
+            }
+            Err(error) => Err(error),
+        };
+        match taken {
             Err(SegmentError::InUse { .. }) if number < NAMES => number += 1,
             Err(error) => return Err(PoolError::Segment(error)),
-            Ok(segment) => {
+            Ok((account, segment)) => {
                 if number > 1 {
                     tracing::warn!(asked = %config.name, %name, "another living pool has this name");
                 }
-                return Ok((name, segment));
+                return Ok((name, account, segment));
             }
         }
     }

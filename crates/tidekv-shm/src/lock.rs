@@ -29,7 +29,7 @@ pub(crate) enum LockError {
 
 /// Takes the write lock on one byte unless somebody else has a lock on it.
 pub(crate) fn try_lock_byte(fd: BorrowedFd<'_>, byte: u64) -> Result<bool, Errno> {
-    match range_lock(fd, libc::F_OFD_SETLK, libc::F_WRLCK, byte) {
+    match range_lock(fd, libc::F_OFD_SETLK, libc::F_WRLCK, byte, 1) {
         Ok(_) => Ok(true),
         Err(Errno::AGAIN | Errno::ACCESS) => Ok(false),
         Err(error) => Err(error),
@@ -43,18 +43,35 @@ pub(crate) fn lock_byte(fd: BorrowedFd<'_>, byte: u64, deadline: Instant) -> Res
 
 /// Gives the lock on one byte back.
 pub(crate) fn unlock_byte(fd: BorrowedFd<'_>, byte: u64) -> Result<(), Errno> {
-    range_lock(fd, libc::F_OFD_SETLK, libc::F_UNLCK, byte).map(drop)
+    range_lock(fd, libc::F_OFD_SETLK, libc::F_UNLCK, byte, 1).map(drop)
 }
 
 /// Whether anybody else has a lock on this byte. A lock of `fd` itself does not count.
 pub(crate) fn is_locked(fd: BorrowedFd<'_>, byte: u64) -> Result<bool, Errno> {
-    range_lock(fd, libc::F_OFD_GETLK, libc::F_WRLCK, byte).map(|found| found.l_type != short(libc::F_UNLCK))
+    is_range_locked(fd, byte, 1)
 }
 
-fn range_lock(fd: BorrowedFd<'_>, command: i32, kind: i32, byte: u64) -> Result<libc::flock, Errno> {
+/// Whether anybody else has a range lock anywhere in this file: one of ours, or a program's `fcntl` or `lockf`.
+pub(crate) fn is_locked_anywhere(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
+    is_range_locked(fd, 0, 0)
+}
+
+fn is_range_locked(fd: BorrowedFd<'_>, byte: u64, length: libc::off_t) -> Result<bool, Errno> {
+    let found = range_lock(fd, libc::F_OFD_GETLK, libc::F_WRLCK, byte, length)?;
+    Ok(found.l_type != short(libc::F_UNLCK))
+}
+
+/// A length of 0 reaches to the end of all bytes.
+fn range_lock(
+    fd: BorrowedFd<'_>,
+    command: i32,
+    kind: i32,
+    byte: u64,
+    length: libc::off_t,
+) -> Result<libc::flock, Errno> {
     let start = libc::off_t::try_from(byte).map_err(|_| Errno::INVAL)?;
     let mut lock =
-        libc::flock { l_type: short(kind), l_whence: short(libc::SEEK_SET), l_start: start, l_len: 1, l_pid: 0 };
+        libc::flock { l_type: short(kind), l_whence: short(libc::SEEK_SET), l_start: start, l_len: length, l_pid: 0 };
     // SAFETY: the three commands used here read and write one `flock` through the pointer, which is ours alone for the
     // time of the call.
     let result = unsafe { libc::fcntl(fd.as_raw_fd(), command, &raw mut lock) };

@@ -26,6 +26,9 @@ pub(super) fn run(dir: &RuntimeDir, name: &str, force: bool, console: &mut Conso
         console.line(console.paint(&format!("Deleted IPC '{name}'."), Colour::Green))?;
         return Ok(Outcome::Done);
     }
+    if owner.is_none() && path.symlink_metadata().is_ok() {
+        bail!("{} is not a pool's segment: `rm` removes it, if nobody needs it", path.display());
+    }
     let why = if alive { "" } else { "; `kvctl gc` removes what is left of it" };
     console.note(format_args!("IPC '{name}' has no segment{why}."));
     Ok(Outcome::Negative)

@@ -9,31 +9,32 @@
 //! | ledger or arena that its maker did not finish | its name                                   | removed          |
 //! | what a killed `kvctl up` left running         | its lock is free, and the processes carry its mark | ended, removed |
 //! | arena that nobody uses                        | all its members' locks are free            | removed          |
-//! | segment of ours without owner                 | mode 0600, its owner's lock is free        | removed          |
-//! | the same, but our umask makes all files 0600  | only by an entry of that name, now removed | else left, named |
-//! | segment of ours that its maker did not finish | shorter, `kvcached_*`, unchanged for 1 s   | removed          |
-//! | segment of kvcached's own                     | another mode                               | left, and named  |
+//! | segment of a pool that was killed            | the entry of its name whose owner is gone; no lock on it   | removed   |
+//! | 24 bytes like a segment's, without an entry   | a limit and a use that a pool can have; no lock on it      | left, and named |
 //! | segment that kvbench was asked to leave       | its name; no process has its maker's number | removed         |
 //! | `mooncake_bench_*`, of another benchmark      | its name                                   | left, and named  |
-//! | other users' files, anything else             | uid, size                                  | not looked at    |
+//! | other users' files, anything else             | uid, size, content                         | left             |
+//!
+//! Segments have no magic, because kvcached's have none, and size, mode and name say nothing about whose a file is. So the
+//! ledger is the only proof: a pool has its entry before it has its segment, and whoever removes the entry of a dead pool
+//! removes its segment first. A segment without an entry is kvcached's own, or one whose ledger somebody removed.
 //!
 //! The bytes of a dead owner on a GPU may still be on their way back; their entry is removed a second after the owner was
 //! found dead, for which gc waits. Host memory is back when the owner's lock is free.
 
 use std::collections::BTreeSet;
-use std::fs::{self, DirEntry};
-use std::os::unix::fs::MetadataExt;
-use std::time::{Duration, Instant, SystemTime};
+use std::fs;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use rustix::process::geteuid;
 use serde::Serialize;
 use tidekv_core::units::Bytes;
 use tidekv_ipc::address::{self, StaleDir};
 use tidekv_shm::arena::Arena;
 use tidekv_shm::baseline;
-use tidekv_shm::segment::{self, SEGMENT_BYTES};
-use tidekv_shm::{DeviceName, EntryState, Ledger, LedgerEntry, LedgerError, LedgerView, RuntimeDir, events, now_ms};
+use tidekv_shm::{
+    DeviceName, EntryState, Ledger, LedgerEntry, LedgerError, LedgerView, RuntimeDir, events, now_ms, segment,
+};
 
 use super::lock_deadline;
 use crate::console::Console;
@@ -43,9 +44,6 @@ use crate::scene::{file_name, is_alive};
 
 /// How long a device may take to have a dead process's memory back; measured: 65 to 300 ms on an H200.
 const GRACE: Duration = Duration::from_secs(1);
-
-/// How long a half-made segment must have been left alone.
-const HALF_MADE: Duration = Duration::from_secs(1);
 
 pub(super) fn run(dir: &RuntimeDir, dry_run: bool, json: bool, console: &mut Console) -> anyhow::Result<Outcome> {
     let (mut removed, mut failures) = (0u32, 0u32);
@@ -139,7 +137,7 @@ pub(super) enum Found {
 
 /// Goes through the folder and tells of each thing as it is found.
 fn sweep(dir: &RuntimeDir, dry_run: bool, tell: &mut Tell<'_>) -> anyhow::Result<()> {
-    let mut sweep = Sweep { dir, dry_run, tell, dead: BTreeSet::new(), alive: BTreeSet::new() };
+    let mut sweep = Sweep { dir, dry_run, tell, abandoned: BTreeSet::new(), alive: BTreeSet::new() };
     // First of all: what is still running of it has pools of its own.
     sweep.supervisors()?;
     for device in Ledger::list(dir)? {
@@ -161,15 +159,15 @@ struct Sweep<'a> {
     dir: &'a RuntimeDir,
     dry_run: bool,
     tell: &'a mut Tell<'a>,
-    /// Names of segments whose pool was found dead, and of those found alive.
-    dead: BTreeSet<String>,
+    /// Names of segments whose pool was found dead and that nobody uses, and of pools found alive.
+    abandoned: BTreeSet<String>,
     alive: BTreeSet<String>,
 }
 
 /// A dead owner's entry.
 pub(crate) struct Dead {
     slot: u32,
-    pub(crate) name: String,
+    name: String,
     pid: u32,
     reserved: Bytes,
 }
@@ -191,9 +189,11 @@ impl Sweep<'_> {
         let Some(ledger) = Ledger::open_existing(self.dir, device)? else { return Ok(()) };
         let view = ledger.read()?;
         self.alive.extend(view.entries.iter().filter(|entry| is_alive(&view, entry)).map(file_name));
+        let of_dead = dead_entries(&view).into_iter().map(|dead| dead.name);
+        let is_abandoned = |name: &String| segment::is_abandoned(&self.dir.path().join(name)).unwrap_or(false);
+        self.abandoned.extend(of_dead.filter(is_abandoned));
         let dead = if self.dry_run { dead_entries(&view) } else { remove_dead(&ledger, device)? };
         for Dead { name, pid, reserved, .. } in &dead {
-            self.dead.insert(name.clone());
             self.stale(format!("entry of {name} on {device}: pid {pid} is gone, {reserved} were counted for it"))?;
         }
         let empties = if self.dry_run {
@@ -318,66 +318,30 @@ impl Sweep<'_> {
     }
 
     fn segments(&mut self) -> anyhow::Result<()> {
-        let entries = match fs::read_dir(self.dir.path()) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(error).with_context(|| format!("cannot read {}", self.dir.path().display())),
-        };
-        let mut entries: Vec<DirEntry> = entries.filter_map(Result::ok).collect();
-        entries.sort_by_key(DirEntry::file_name);
-        for entry in entries {
-            // Gone since the folder was read, or not a name that pools have.
-            let (Ok(metadata), Ok(name)) = (entry.metadata(), entry.file_name().into_string()) else { continue };
-            if !metadata.is_file() || metadata.uid() != geteuid().as_raw() || self.alive.contains(&name) {
-                continue;
-            }
-            let whole = metadata.len() == SEGMENT_BYTES as u64;
-            let outcome =
-                if whole { self.segment(&entry, &name, metadata.mode()) } else { self.stump(&entry, &name, &metadata) };
-            if let Err(error) = outcome {
-                self.failed(format!("segment {name}"), &error)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// A file of 24 bytes of this user, without a living entry.
-    fn segment(&mut self, entry: &DirEntry, name: &str, mode: u32) -> anyhow::Result<()> {
-        let path = entry.path();
-        if segment::has_owner(&path)? {
-            return Ok(());
-        }
-        if !self.dead.contains(name) {
-            let is_pool = segment::read(&path)?.is_some();
-            if mode & 0o777 != 0o600 {
-                // Not even kvcached takes it for a pool: something else that happens to have 24 bytes.
-                if !is_pool {
-                    return Ok(());
+        let abandoned = std::mem::take(&mut self.abandoned);
+        for name in &abandoned {
+            let path = self.dir.path().join(name);
+            // Gone with its entry, unless the ledger could not be written.
+            match if self.dry_run { Ok(true) } else { segment::remove_abandoned(&path) } {
+                Ok(removed) if removed || !path.exists() => {
+                    self.stale(format!("segment {name}: it has no owner"))?;
                 }
-                return self.left(name, "kvcached's own, which do not say whether they are in use");
-            }
-            if umask_hides_others()? {
-                return self.left(name, "under this umask kvcached's own look the same");
+                // A new pool of this name has taken it over.
+                Ok(_) => {}
+                Err(error) => self.failed(format!("segment {name}"), &error.into())?,
             }
         }
-        if self.dry_run || segment::delete(&path)? {
-            self.stale(format!("segment {name}: it has no owner"))?;
+        for (name, view) in segment::list(self.dir) {
+            let path = self.dir.path().join(&name);
+            let known = abandoned.contains(&name) || self.alive.contains(&name);
+            if view.is_plausible() && !known && segment::is_abandoned(&path).unwrap_or(false) {
+                self.left(
+                    &name,
+                    "kvcached's own, or a pool's that no ledger knows: nothing says whether it is in use",
+                )?;
+            }
         }
         Ok(())
-    }
-
-    /// A file of this user that is too short, or too long, for a segment.
-    fn stump(&mut self, entry: &DirEntry, name: &str, metadata: &fs::Metadata) -> anyhow::Result<()> {
-        let ours = name.starts_with("kvcached_") && metadata.mode() & 0o777 == 0o600;
-        let age = metadata.modified().ok().and_then(|time| SystemTime::now().duration_since(time).ok());
-        let left_alone = age.is_some_and(|age| age >= HALF_MADE);
-        if !ours || metadata.len() > SEGMENT_BYTES as u64 || !left_alone {
-            return Ok(());
-        }
-        if !self.dry_run {
-            fs::remove_file(entry.path())?;
-        }
-        self.stale(format!("segment {name}: its maker did not finish it"))
     }
 }
 
@@ -392,7 +356,7 @@ pub(crate) fn remove_dead(ledger: &Ledger, device: &DeviceName) -> Result<Vec<De
     let grace = if *device == DeviceName::host() { Duration::ZERO } else { GRACE };
     let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
     let deadline = Instant::now() + grace * 2;
-    let watch = ledger.watch()?;
+    let mut watch = None;
     let mut removed: Vec<Dead> = Vec::new();
     loop {
         let (gone, wait_ms) = ledger.update(lock_deadline(), |view| {
@@ -407,17 +371,11 @@ pub(crate) fn remove_dead(ledger: &Ledger, device: &DeviceName) -> Result<Vec<De
         })?;
         removed.extend(gone);
         match wait_ms {
-            Some(wait_ms) if Instant::now() < deadline => watch.wait(Duration::from_millis(wait_ms))?,
+            Some(wait_ms) if Instant::now() < deadline => {
+                let watch = if let Some(watch) = &watch { watch } else { watch.insert(ledger.watch()?) };
+                watch.wait(Duration::from_millis(wait_ms))?
+            }
             _ => return Ok(removed),
         };
     }
-}
-
-/// Whether files that kvcached makes for everybody come out as private as ours.
-fn umask_hides_others() -> anyhow::Result<bool> {
-    let status = fs::read_to_string("/proc/self/status").context("cannot read /proc/self/status")?;
-    let umask = status.lines().find_map(|line| line.strip_prefix("Umask:"));
-    let umask = umask.and_then(|text| u32::from_str_radix(text.trim(), 8).ok());
-    // A kernel that does not say: assume the worst.
-    Ok(umask.is_none_or(|umask| 0o666 & !umask == 0o600))
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tidekv_core::units::Bytes;
-use tidekv_shm::{LedgerEntry, RuntimeDir, SegmentError, segment};
+use tidekv_shm::{LedgerEntry, RuntimeDir, SegmentError, SegmentView, segment};
 
 use super::lock_deadline;
 use super::wait::{self, Waited};
@@ -37,12 +37,20 @@ pub(super) fn run(
         return Ok(Outcome::Negative);
     }
     let bytes = in_bytes(name, limit, &places)?;
-    if !is_ours && bytes == Bytes::ZERO {
-        bail!("{name} is kvcached's own: it ignores a limit of 0, and its tools would no longer list it");
+    let word = i64::try_from(bytes.0).context("a limit is below 8 EiB")?;
+    if let Some(view) = pools.iter().find(|pool| pool.place.is_none()).and_then(|pool| pool.segment) {
+        if !view.is_plausible() {
+            bail!("{name} has 24 bytes, but they are no pool's numbers: nothing was written to it");
+        }
+        if bytes == Bytes::ZERO {
+            bail!("{name} is kvcached's own: it ignores a limit of 0, and its tools would no longer list it");
+        }
+        if !(SegmentView { limit: word, ..view }).is_plausible() {
+            bail!("{name} is kvcached's own: give it a limit from 4 KiB to 4 PiB");
+        }
     }
 
     let used = pools.iter().map(|pool| needs(pool)).max().unwrap_or(0);
-    let word = i64::try_from(bytes.0).context("a limit is below 8 EiB")?;
     let lowered = pools.iter().any(|pool| word < pool.limit());
     let above = i128::from(word) < used;
     if above && lowered {

@@ -286,8 +286,7 @@ impl Up {
             self.own.leave();
         }
         // What did not end in time left its entries.
-        let names: Vec<String> = self.state.instances.iter().filter_map(|one| one.pool.clone()).collect();
-        desk::notice_deaths(&self.dir, &names);
+        desk::notice_deaths(&self.dir);
         ended.context("`kvctl gc` ends what is left when it can be ended")?;
         served?;
         match why_ended {

@@ -2,7 +2,7 @@
 
 use tidekv_core::units::Bytes;
 use tidekv_serve::router::{Desk, DeskError, DeskView, DeviceSight, PoolSight, ShareTerms};
-use tidekv_shm::{Ledger, RuntimeDir, UNLIMITED, segment};
+use tidekv_shm::{Ledger, RuntimeDir, UNLIMITED};
 
 use super::config::PoolPlan;
 use super::house;
@@ -183,27 +183,14 @@ fn part(of: Bytes, whole: Bytes) -> f64 {
     if whole == Bytes::ZERO { 0.0 } else { of.0 as f64 / whole.0 as f64 }
 }
 
-/// Has the ledgers of this folder find out who died, so that neighbours have the memory at once and not when they next look;
-/// and removes the segments of the dead, which nobody else would before `kvctl gc`. A neighbour may have found out first, and
-/// taken the entry: so the segments of these names are looked at too.
-pub(crate) fn notice_deaths(dir: &RuntimeDir, names: &[String]) {
+/// Has the ledgers of this folder find out who died, so that neighbours have the memory at once and not when they next look. With
+/// their entries go their segments.
+pub(crate) fn notice_deaths(dir: &RuntimeDir) {
     for device in Ledger::list(dir).unwrap_or_default() {
         let noticed = Ledger::open_existing(dir, &device)
             .and_then(|ledger| ledger.map_or(Ok(Vec::new()), |ledger| gc::remove_dead(&ledger, &device)));
-        match noticed {
-            Ok(dead) => dead.iter().for_each(|dead| remove_segment(dir, &dead.name)),
-            Err(error) => tracing::warn!("what died on {device} is noticed later: {error}"),
+        if let Err(error) = noticed {
+            tracing::warn!("what died on {device} is noticed later: {error}");
         }
-    }
-    names.iter().for_each(|name| remove_segment(dir, name));
-}
-
-fn remove_segment(dir: &RuntimeDir, name: &str) {
-    let path = dir.path().join(name);
-    // A new pool of the same name has taken it over.
-    let outcome =
-        segment::has_owner(&path).and_then(|is_owned| if is_owned { Ok(false) } else { segment::delete(&path) });
-    if let Err(error) = outcome {
-        tracing::debug!("the segment {name} stays: {error}");
     }
 }

@@ -135,8 +135,8 @@ impl Keeper {
                 End::Gone { ready_for } => ready_for,
             };
             // On a device it takes a second until memory is back, which the next start need not wait for.
-            let (dir, pool) = (self.dir.clone(), self.plan.pool.name.to_string());
-            thread::spawn(move || desk::notice_deaths(&dir, &[pool]));
+            let dir = self.dir.clone();
+            thread::spawn(move || desk::notice_deaths(&dir));
             let Some(wait) = backoff.after(ready_for) else {
                 self.set(Life::Failed, None, None, restarts);
                 self.news("it never became ready and is not started again");

@@ -18,6 +18,7 @@ mod limit;
 mod list;
 mod share;
 mod shell;
+mod strangers;
 mod top;
 mod trim;
 mod watch;

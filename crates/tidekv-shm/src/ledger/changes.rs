@@ -54,6 +54,26 @@ pub(super) fn events(bytes: &[u8], writes: &[Write], view: &mut LedgerView, auth
     story.events
 }
 
+/// The entries of other pools that these writes remove or replace.
+pub(super) fn removed(bytes: &[u8], writes: &[Write], author: &Author<'_>) -> Vec<LedgerEntry> {
+    let leaves = if let Author::Leaving { entry, .. } = author { Some(entry.slot) } else { None };
+    let removed = |(at, new): &Write| {
+        let (slot, old) = entry_before(bytes, *at)?;
+        if leaves == Some(slot) || format::same_owner(old, new) {
+            return None;
+        }
+        format::decode_slot(slot, old).ok()?
+    };
+    writes.iter().filter_map(removed).collect()
+}
+
+/// The entry that a write at this offset changes: its slot, and its bytes before.
+fn entry_before(bytes: &[u8], at: usize) -> Option<(u32, &format::Record)> {
+    let slot = format::slot_at_offset(at).filter(|&slot| slot < format::slots_used(bytes))?;
+    let old = format::record(bytes, at).filter(|old| !format::is_free(old))?;
+    Some((slot, old))
+}
+
 struct Story<'a> {
     view: &'a LedgerView,
     now_ms: u64,
@@ -98,11 +118,7 @@ impl<'a> Story<'a> {
 
     /// What a write changes of an entry that is not the author's.
     fn compare(&mut self, bytes: &[u8], at: usize, new: &format::Record, author: Option<u32>) {
-        let Some(slot) = format::slot_at_offset(at) else { return };
-        if slot >= format::slots_used(bytes) {
-            return;
-        }
-        let Some(old) = format::record(bytes, at).filter(|old| !format::is_free(old)) else { return };
+        let Some((slot, old)) = entry_before(bytes, at) else { return };
         // An owner's every-day update: the same pool before and after.
         if author == Some(slot) && (format::same_owner(old, new) || format::is_free(new)) {
             return;

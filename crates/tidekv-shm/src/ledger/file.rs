@@ -51,6 +51,10 @@ impl Place {
         &self.path
     }
 
+    pub(super) fn dir(&self) -> &RuntimeDir {
+        &self.dir
+    }
+
     pub(super) fn os(&self, call: &'static str) -> impl FnOnce(Errno) -> LedgerError + use<'_> {
         move |source| LedgerError::Os { call, path: self.path.clone(), source: source.into() }
     }

@@ -48,7 +48,7 @@ pub use view::{Counters, EntrySpec, EntryState, LedgerEntry, LedgerHeader, Ledge
 pub use watch::Watch;
 
 use crate::events::EventLog;
-use crate::{DeviceName, RuntimeDir};
+use crate::{DeviceName, PoolName, RuntimeDir, segment};
 use changes::Author;
 use file::{Place, TRIES};
 use format::FILE_BYTES;
@@ -264,6 +264,7 @@ impl<'a> Session<'a> {
     /// Writes what differs from the file's bytes, in the order of the module's header, and then what happened.
     fn write(&mut self, author: Author<'_>) -> Result<(), LedgerError> {
         let writes = format::plan_writes(&self.scratch.bytes, &mut self.view, geteuid().as_raw());
+        self.remove_segments_of_the_dead(&writes, &author);
         for (offset, record) in &writes {
             self.place.write(self.current.file.as_fd(), record, *offset)?;
         }
@@ -273,6 +274,19 @@ impl<'a> Session<'a> {
             self.scratch.log.append(&mut events, self.current.generation);
         }
         Ok(())
+    }
+
+    /// The entry is the only proof that a segment is a pool's and that the pool is dead, so whoever removes the entry removes
+    /// the segment first. Killed between the two, the entry is left, and the next one finds it.
+    fn remove_segments_of_the_dead(&self, writes: &[format::Write], author: &Author<'_>) {
+        for old in changes::removed(&self.scratch.bytes, writes, author) {
+            // What another release wrote may be no name.
+            let Ok(name) = PoolName::new(&old.name) else { continue };
+            let path = self.place.dir().segment_path(&name.with_group(old.group));
+            if let Err(error) = segment::remove_abandoned(&path) {
+                tracing::debug!(%error, "the segment of a dead pool stays");
+            }
+        }
     }
 
     /// Unlinks the file if it has no entry; whoever opened it already will start over.

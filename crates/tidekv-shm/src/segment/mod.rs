@@ -25,21 +25,28 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FileType, Mode, OFlags, fstat, open, unlink};
+use rustix::fs::{FileType, Mode, OFlags, fstat, open, stat, unlink};
 use rustix::io::{Errno, pread, pwrite};
+use rustix::process::geteuid;
 use tidekv_core::units::Bytes;
 
 pub use owned::PoolSegment;
 
 use crate::RuntimeDir;
-use crate::lock::{FileLock, LockError, is_locked};
+use crate::lock::{FileLock, LockError, is_locked, is_locked_anywhere};
 
 /// The size of every segment.
 pub const SEGMENT_BYTES: usize = 24;
 /// The byte whose lock the owning pool holds.
 const OWNER_BYTE: u64 = 1 << 32;
+/// No pool's number reaches this: 4 PiB. The bytes of a double or of a text, read as a number, nearly always do.
+const TOO_MUCH: i64 = 1 << 52;
+/// A lower limit than this is none: less than one page of any machine.
+const LEAST_LIMIT: i64 = 4096;
 /// How long tools wait for a segment's lock. Its holders are done within microseconds, unless they are stopped.
 const LOCK_WAIT: Duration = Duration::from_millis(100);
+/// How long removing waits for a reader: the ledger's lock may be held meanwhile.
+const REMOVE_WAIT: Duration = Duration::from_millis(5);
 
 /// A segment's numbers, as they stand in the file: anybody may have written them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +64,17 @@ impl SegmentView {
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let view = Self::decode(bytes.try_into().ok()?);
         (view.limit > 0).then_some(view)
+    }
+
+    /// Whether a pool can have written these. 24 bytes of doubles, of text, of a token, of zeros or of small counts are no
+    /// segment, though kvcached's rule takes some of them for one.
+    pub fn is_plausible(self) -> bool {
+        (LEAST_LIMIT..TOO_MUCH).contains(&self.limit) && self.may_be()
+    }
+
+    /// The same for a file whose name says already that it should be one: an operator can have set any limit.
+    fn may_be(self) -> bool {
+        self.limit >= 0 && (0..TOO_MUCH).contains(&self.used) && (0..TOO_MUCH).contains(&self.prealloc)
     }
 
     /// The three numbers, whatever they are.
@@ -98,6 +116,14 @@ pub enum SegmentError {
     NotOurs {
         /// The file.
         path: PathBuf,
+    },
+    /// It has other names besides this one: what is written here would change a file elsewhere.
+    #[error("{} is a hard link to a file that has {links} names: choose another name, or remove this one", .path.display())]
+    Linked {
+        /// The file.
+        path: PathBuf,
+        /// How many names it has.
+        links: u64,
     },
     /// There is no such segment.
     #[error("{} is not there, or not a segment", .path.display())]
@@ -167,7 +193,8 @@ pub fn write_limit(path: &Path, limit: Bytes) -> Result<(), SegmentError> {
     let file = open_segment(path, OFlags::RDWR)?.ok_or_else(not_found)?;
     let _lock = lock_exclusive(&file, path, Instant::now() + LOCK_WAIT)?;
     // Looked at under the lock: a file that is anything but a segment is not written to.
-    if !is_segment_size(file.as_fd(), path)? {
+    refuse_linked(file.as_fd(), path)?;
+    if !is_segment(&file, path)? {
         return Err(not_found());
     }
     write_bytes(file.as_fd(), &word.to_ne_bytes(), 0).map_err(SegmentError::os("pwrite", path))
@@ -180,6 +207,10 @@ pub fn write_usage(path: &Path, used: Bytes, prealloc: Bytes) -> Result<(), Segm
     let file = open_segment(path, OFlags::RDWR)?.ok_or_else(not_found)?;
     let _lock = lock_exclusive(&file, path, Instant::now() + LOCK_WAIT)?;
     refuse_owned(file.as_fd(), path)?;
+    refuse_linked(file.as_fd(), path)?;
+    if !read_whole(file.as_fd()).is_some_and(SegmentView::may_be) {
+        return Err(not_found());
+    }
     write_bytes(file.as_fd(), &words, 8).map_err(SegmentError::os("pwrite", path))
 }
 
@@ -191,11 +222,7 @@ pub fn write_new(path: &Path, limit: Bytes) -> Result<(), SegmentError> {
     let file = open(path, flags, Mode::RUSR | Mode::WUSR).map_err(SegmentError::os("open", path))?;
     let _lock = lock_exclusive(&file, path, Instant::now() + LOCK_WAIT)?;
     refuse_owned(file.as_fd(), path)?;
-    let stat = fstat(&file).map_err(SegmentError::os("fstat", path))?;
-    // One that was just made is empty; what is neither that nor a segment is somebody's.
-    if stat.st_size != 0 && !is_segment_size(file.as_fd(), path)? {
-        return Err(SegmentError::NotOurs { path: path.to_owned() });
-    }
+    refuse_foreign(file.as_fd(), path)?;
     write_bytes(file.as_fd(), &view.to_bytes(), 0).map_err(SegmentError::os("pwrite", path))
 }
 
@@ -224,11 +251,50 @@ pub fn list(dir: &RuntimeDir) -> Vec<(String, SegmentView)> {
     found
 }
 
-/// Unlinks a segment; says whether it was there. A living pool notices and makes it again.
+/// Unlinks a segment; says whether it was there. A living pool notices and makes it again. A file that is no segment stays.
 pub fn delete(path: &Path) -> Result<bool, SegmentError> {
-    if open_segment(path, OFlags::RDONLY)?.is_none() {
+    match open_segment(path, OFlags::RDONLY)? {
+        Some(file) if is_segment(&file, path)? => unlink_path(path),
+        _ => Ok(false),
+    }
+}
+
+/// Whether this is what a dead pool left: a segment of this user, or one that was never written, with one name, on which
+/// nobody has a lock of any kind. Only for the name of a ledger entry whose owner is dead. Nothing in the file says whose it
+/// is, so without that entry the same bytes may be anybody's.
+pub fn is_abandoned(path: &Path) -> Result<bool, SegmentError> {
+    abandoned(path, Instant::now(), || Ok(true))
+}
+
+/// Unlinks what a dead pool left, if [`is_abandoned`]; says whether it did.
+pub fn remove_abandoned(path: &Path) -> Result<bool, SegmentError> {
+    abandoned(path, Instant::now() + REMOVE_WAIT, || unlink_path(path))
+}
+
+fn abandoned(
+    path: &Path,
+    deadline: Instant,
+    then: impl FnOnce() -> Result<bool, SegmentError>,
+) -> Result<bool, SegmentError> {
+    let Some(file) = open_checked(path, OFlags::RDWR)? else { return Ok(false) };
+    match refuse_foreign(file.as_fd(), path) {
+        Ok(()) => {}
+        Err(SegmentError::NotOurs { .. } | SegmentError::Linked { .. }) => return Ok(false),
+        Err(error) => return Err(error),
+    }
+    // A pool that is about to own the file writes it under this lock, and then looks whether it still has its name.
+    let _lock = match FileLock::exclusive(&file, deadline) {
+        Ok(lock) => lock,
+        Err(LockError::Timeout { .. }) => return Ok(false),
+        Err(LockError::Os(error)) => return Err(SegmentError::os("flock", path)(error)),
+    };
+    if is_locked_anywhere(file.as_fd()).map_err(SegmentError::os("fcntl", path))? || !is_named(path, file.as_fd()) {
         return Ok(false);
     }
+    then()
+}
+
+fn unlink_path(path: &Path) -> Result<bool, SegmentError> {
     match unlink(path) {
         Ok(()) => Ok(true),
         Err(Errno::NOENT) => Ok(false),
@@ -242,15 +308,59 @@ pub fn has_owner(path: &Path) -> Result<bool, SegmentError> {
     is_locked(file.as_fd(), OWNER_BYTE).map_err(SegmentError::os("fcntl", path))
 }
 
-/// Opens a file that has the shape of a segment. Never waits, follows no link.
+/// Opens a file that has the shape of a segment.
 fn open_segment(path: &Path, access: OFlags) -> Result<Option<OwnedFd>, SegmentError> {
-    let flags = access | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let file = match open(path, flags, Mode::empty()) {
-        Ok(file) => file,
-        Err(Errno::NOENT | Errno::LOOP | Errno::ISDIR | Errno::NXIO | Errno::NOTDIR) => return Ok(None),
-        Err(error) => return Err(SegmentError::os("open", path)(error)),
-    };
+    let Some(file) = open_checked(path, access)? else { return Ok(None) };
     Ok(is_segment_size(file.as_fd(), path)?.then_some(file))
+}
+
+/// Opens what is there, whatever it is. Never waits, follows no link.
+fn open_checked(path: &Path, access: OFlags) -> Result<Option<OwnedFd>, SegmentError> {
+    let flags = access | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    match open(path, flags, Mode::empty()) {
+        Ok(file) => Ok(Some(file)),
+        Err(Errno::NOENT | Errno::LOOP | Errno::ISDIR | Errno::NXIO | Errno::NOTDIR) => Ok(None),
+        Err(error) => Err(SegmentError::os("open", path)(error)),
+    }
+}
+
+/// Whether these 24 bytes are a pool's: a living one has its lock on them, or they can be nothing else.
+fn is_segment(file: &OwnedFd, path: &Path) -> Result<bool, SegmentError> {
+    let owned = is_locked(file.as_fd(), OWNER_BYTE).map_err(SegmentError::os("fcntl", path))?;
+    Ok(is_segment_size(file.as_fd(), path)?
+        && (owned || read_whole(file.as_fd()).is_some_and(SegmentView::is_plausible)))
+}
+
+/// Refuses a file that a pool of this user may not overwrite: anything but an empty file or a segment of this user with one
+/// name.
+fn refuse_foreign(file: BorrowedFd<'_>, path: &Path) -> Result<(), SegmentError> {
+    let stat = fstat(file).map_err(SegmentError::os("fstat", path))?;
+    let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    let ours = regular && stat.st_uid == geteuid().as_raw();
+    // One that was just made is empty. A limit of 0 is an operator's word.
+    let fits = stat.st_size == 0 || (is_segment_size(file, path)? && read_whole(file).is_some_and(SegmentView::may_be));
+    if !ours || !fits {
+        return Err(SegmentError::NotOurs { path: path.to_owned() });
+    }
+    refuse_linked(file, path)
+}
+
+fn refuse_linked(file: BorrowedFd<'_>, path: &Path) -> Result<(), SegmentError> {
+    let links = fstat(file).map_err(SegmentError::os("fstat", path))?.st_nlink;
+    // None: it was unlinked a moment ago.
+    if links > 1 { Err(SegmentError::Linked { path: path.to_owned(), links }) } else { Ok(()) }
+}
+
+/// Whether the name leads to this very file.
+fn is_named(path: &Path, file: BorrowedFd<'_>) -> bool {
+    let (Ok(named), Ok(open)) = (stat(path), fstat(file)) else { return false };
+    (named.st_dev, named.st_ino) == (open.st_dev, open.st_ino)
+}
+
+fn read_whole(file: BorrowedFd<'_>) -> Option<SegmentView> {
+    let mut bytes = [0; SEGMENT_BYTES];
+    let length = read_bytes(file, &mut bytes).ok()?;
+    (length == SEGMENT_BYTES).then(|| SegmentView::decode(&bytes))
 }
 
 fn is_segment_size(file: BorrowedFd<'_>, path: &Path) -> Result<bool, SegmentError> {

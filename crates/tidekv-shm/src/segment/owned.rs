@@ -13,14 +13,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FileType, Mode, OFlags, fchmod, fstat, ftruncate, stat, unlink};
+use rustix::fs::{Mode, OFlags, fchmod, fstat, ftruncate, unlink};
 use rustix::io::Errno;
-use rustix::process::geteuid;
 use tidekv_core::units::Bytes;
 use tidekv_fork::ClosedInChild;
 
 use super::{OWNER_BYTE, SEGMENT_BYTES, SegmentError, SegmentView};
-use super::{lock_exclusive, number, read_bytes, write_bytes};
+use super::{is_named, lock_exclusive, number, read_whole, refuse_foreign, refuse_owned, write_bytes};
 use crate::lock::{FileLock, try_lock_byte};
 use crate::private_file::open_guarded;
 use crate::{PoolName, RuntimeDir};
@@ -58,6 +57,19 @@ impl PoolSegment {
         Ok(Self { path, state: Mutex::new(State { file, last }) })
     }
 
+    /// Whether a pool of this name could have its segment now, as far as the file that is there tells. Makes nothing.
+    pub fn check(dir: &RuntimeDir, name: &PoolName) -> Result<(), SegmentError> {
+        let path = dir.segment_path(name);
+        match open_guarded(&path, OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()) {
+            Ok(file) => {
+                refuse_owned(file.as_fd(), &path)?;
+                refuse_foreign(file.as_fd(), &path)
+            }
+            // Whatever else is wrong with it, making it says so.
+            Err(_) => Ok(()),
+        }
+    }
+
     /// Where it lies.
     pub fn path(&self) -> &Path {
         &self.path
@@ -68,7 +80,7 @@ impl PoolSegment {
         let mut state = self.state()?;
         let next = SegmentView { used: number(used)?, prealloc: number(prealloc)?, ..state.last };
         if next == state.last
-            && read_whole(&state.file).is_some_and(|now| (now.used, now.prealloc) == (next.used, next.prealloc))
+            && read_whole(state.file.as_fd()).is_some_and(|now| (now.used, now.prealloc) == (next.used, next.prealloc))
         {
             return Ok(());
         }
@@ -78,7 +90,7 @@ impl PoolSegment {
     /// The limit that stands in the file now; `None` if the file is damaged or the number is no size.
     pub fn limit(&self) -> Option<Bytes> {
         let mut state = self.state().ok()?;
-        let now = read_whole(&state.file)?;
+        let now = read_whole(state.file.as_fd())?;
         let limit = u64::try_from(now.limit).ok()?;
         state.last.limit = now.limit;
         Some(Bytes(limit))
@@ -142,9 +154,15 @@ fn take(path: &Path, contents: SegmentView) -> Result<ClosedInChild, SegmentErro
         if !try_lock_byte(file.as_fd(), OWNER_BYTE).map_err(SegmentError::os("fcntl", path))? {
             return Err(SegmentError::InUse { path: path.to_owned() });
         }
-        // Its owner may have unlinked it just before we had the lock.
+        if let Err(error) = fill(file.as_fd(), path, contents) {
+            // One that was just made, and could not be written, would be left behind.
+            if fstat(&file).is_ok_and(|stat| stat.st_size == 0) && is_named(path, file.as_fd()) {
+                let _ = unlink(path);
+            }
+            return Err(error);
+        }
+        // Its owner, or whoever found that owner dead, may have unlinked it just before.
         if is_named(path, file.as_fd()) {
-            fill(file.as_fd(), path, contents)?;
             return Ok(file);
         }
     }
@@ -152,20 +170,15 @@ fn take(path: &Path, contents: SegmentView) -> Result<ClosedInChild, SegmentErro
 }
 
 fn open_ours(path: &Path) -> Result<ClosedInChild, SegmentError> {
-    let not_ours = || SegmentError::NotOurs { path: path.to_owned() };
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let file = match open_guarded(path, flags, Mode::RUSR | Mode::WUSR) {
         Ok(file) => file,
-        Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO | Errno::ACCESS | Errno::PERM) => return Err(not_ours()),
+        Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO | Errno::ACCESS | Errno::PERM) => {
+            return Err(SegmentError::NotOurs { path: path.to_owned() });
+        }
         Err(error) => return Err(SegmentError::os("open", path)(error)),
     };
-    let stat = fstat(&file).map_err(SegmentError::os("fstat", path))?;
-    let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-    // Longer than a segment is something else of the same name: never overwritten.
-    let size_fits = u64::try_from(stat.st_size).is_ok_and(|size| size <= SEGMENT_BYTES as u64);
-    if !regular || !size_fits || stat.st_uid != geteuid().as_raw() {
-        return Err(not_ours());
-    }
+    refuse_foreign(file.as_fd(), path)?;
     Ok(file)
 }
 
@@ -175,16 +188,4 @@ fn fill(file: BorrowedFd<'_>, path: &Path, contents: SegmentView) -> Result<(), 
     fchmod(file, Mode::RUSR | Mode::WUSR).map_err(SegmentError::os("fchmod", path))?;
     write_bytes(file, &contents.to_bytes(), 0).map_err(SegmentError::os("pwrite", path))?;
     ftruncate(file, SEGMENT_BYTES as u64).map_err(SegmentError::os("ftruncate", path))
-}
-
-/// Whether the name leads to this very file.
-fn is_named(path: &Path, file: BorrowedFd<'_>) -> bool {
-    let (Ok(named), Ok(open)) = (stat(path), fstat(file)) else { return false };
-    (named.st_dev, named.st_ino) == (open.st_dev, open.st_ino)
-}
-
-fn read_whole(file: &ClosedInChild) -> Option<SegmentView> {
-    let mut bytes = [0; SEGMENT_BYTES];
-    let length = read_bytes(file.as_fd(), &mut bytes).ok()?;
-    (length == SEGMENT_BYTES).then(|| SegmentView::decode(&bytes))
 }

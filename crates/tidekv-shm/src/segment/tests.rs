@@ -1,13 +1,15 @@
 //! Tests of segments inside one process.
 
 use std::fs;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
 use proptest::prelude::*;
 use tidekv_core::units::{Bytes, GroupId};
 
 use super::{
-    PoolSegment, SegmentError, SegmentView, delete, has_owner, list, read, write_limit, write_new, write_usage,
+    PoolSegment, SegmentError, SegmentView, delete, has_owner, is_abandoned, list, read, remove_abandoned, write_limit,
+    write_new, write_usage,
 };
 use crate::{PoolName, RuntimeDir};
 
@@ -40,6 +42,7 @@ fn operators_write_the_limit_and_nothing_else() {
     let (_folder, dir) = folder();
     let segment = PoolSegment::create(&dir, &name("pool"), Bytes(1000)).unwrap();
     segment.publish(Bytes(7), Bytes(8)).unwrap();
+    // A limit this low is one because the pool lives.
     write_limit(segment.path(), Bytes(500)).unwrap();
     assert_eq!(segment.limit(), Some(Bytes(500)));
     segment.publish(Bytes(9), Bytes(10)).unwrap();
@@ -80,7 +83,7 @@ fn what_is_not_a_segment_is_left_alone() {
 fn a_pool_takes_a_leftover_but_neither_a_living_pool_nor_something_else() {
     let (folder, dir) = folder();
     let leftover = folder.path().join("pool");
-    fs::write(&leftover, [9; 24]).unwrap();
+    fs::write(&leftover, SegmentView { limit: 0, used: 9, prealloc: 9 }.to_bytes()).unwrap();
     fs::set_permissions(&leftover, fs::Permissions::from_mode(0o666)).unwrap();
     let first = PoolSegment::create(&dir, &name("pool"), Bytes(10)).unwrap();
     assert_eq!(fs::metadata(first.path()).unwrap().permissions().mode() & 0o777, 0o600);
@@ -96,12 +99,70 @@ fn a_pool_takes_a_leftover_but_neither_a_living_pool_nor_something_else() {
 
     fs::write(folder.path().join("sem.x"), [0; 32]).unwrap();
     fs::write(folder.path().join("sem-x"), [5; 32]).unwrap();
+    fs::write(folder.path().join("token"), "0123456789abcdef01234567").unwrap();
+    fs::write(folder.path().join("short"), "x").unwrap();
     symlink("/dev/null", folder.path().join("link")).unwrap();
-    for other in ["sem-x", "link"] {
+    for other in ["sem-x", "link", "token", "short"] {
         let error = PoolSegment::create(&dir, &name(other), Bytes(1)).unwrap_err();
         assert!(matches!(error, SegmentError::NotOurs { .. }), "{other}: {error}");
     }
     assert_eq!(fs::read(folder.path().join("sem-x")).unwrap(), [5; 32]);
+    assert_eq!(fs::read(folder.path().join("token")).unwrap(), b"0123456789abcdef01234567");
+}
+
+/// Whoever writes through one name of a file changes it under all.
+#[test]
+fn a_hard_link_at_a_pools_name_is_refused_and_not_written() {
+    let (folder, dir) = folder();
+    let (elsewhere, path) = (folder.path().join("elsewhere"), folder.path().join("pool"));
+    let bytes = SegmentView { limit: 1 << 30, used: 0, prealloc: 0 }.to_bytes();
+    for contents in [&bytes[..], &[]] {
+        fs::write(&elsewhere, contents).unwrap();
+        fs::hard_link(&elsewhere, &path).unwrap();
+        for refusal in [
+            PoolSegment::check(&dir, &name("pool")).unwrap_err(),
+            PoolSegment::create(&dir, &name("pool"), Bytes(1)).unwrap_err(),
+            write_new(&path, Bytes(1)).unwrap_err(),
+        ] {
+            assert!(matches!(refusal, SegmentError::Linked { links: 2, .. }), "{refusal}");
+        }
+        assert!(!is_abandoned(&path).unwrap() && !remove_abandoned(&path).unwrap());
+        assert_eq!((fs::read(&elsewhere).unwrap(), path.exists()), (contents.to_vec(), true));
+        fs::remove_file(&path).unwrap();
+    }
+    fs::write(&path, bytes).unwrap();
+    fs::hard_link(&path, folder.path().join("again")).unwrap();
+    for refusal in [write_limit(&path, Bytes(1)).unwrap_err(), write_usage(&path, Bytes(1), Bytes(1)).unwrap_err()] {
+        assert!(matches!(refusal, SegmentError::Linked { .. }), "{refusal}");
+    }
+    assert_eq!(fs::read(&path).unwrap(), bytes);
+}
+
+/// Whose lock it is and of which kind does not matter: somebody uses the file.
+#[test]
+fn any_lock_keeps_what_a_dead_pool_left() {
+    let (folder, _dir) = folder();
+    let path = folder.path().join("pool");
+    let open = || fs::File::options().read(true).write(true).open(&path).unwrap();
+    let left = |contents: &[u8]| fs::write(&path, contents).unwrap();
+    left(&SegmentView { limit: 1 << 30, used: 0, prealloc: 0 }.to_bytes());
+    let holder = open();
+    rustix::fs::flock(&holder, rustix::fs::FlockOperation::LockShared).unwrap();
+    assert!(!is_abandoned(&path).unwrap() && !remove_abandoned(&path).unwrap());
+    drop(holder);
+    let holder = open();
+    assert!(crate::lock::try_lock_byte(holder.as_fd(), 5).unwrap());
+    assert!(!is_abandoned(&path).unwrap() && !remove_abandoned(&path).unwrap());
+    drop(holder);
+    for not_a_segment in [&b"0123456789abcdef01234567"[..], b"x", &[255; 24], &[0; 25]] {
+        left(not_a_segment);
+        assert!(!is_abandoned(&path).unwrap() && !remove_abandoned(&path).unwrap());
+    }
+    for ours in [&SegmentView { limit: 0, used: 7, prealloc: 1 << 30 }.to_bytes()[..], &[]] {
+        left(ours);
+        assert!(is_abandoned(&path).unwrap() && path.exists());
+        assert!(remove_abandoned(&path).unwrap() && !path.exists());
+    }
 }
 
 /// kvcached's weakness W9: a deleted segment stayed invisible for good.
