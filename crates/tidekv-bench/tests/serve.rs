@@ -439,3 +439,69 @@ fn a_trace_in_mooncakes_form_is_replayed() {
     assert_eq!(prompts[0][..512], prompts[1][..512], "equal blocks are equal tokens");
     assert_ne!(prompts[0][512..], prompts[1][512..]);
 }
+
+/// A real server: it has a prefix cache, and says what it found there.
+struct KvServe {
+    child: std::process::Child,
+    url: String,
+    dir: tempfile::TempDir,
+}
+
+impl KvServe {
+    fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvbench"));
+        command.args(["kvserve", "synthetic:tiny", "--backend", "cpu", "--threads", "1", "--port", "0"]);
+        command.env("KVCACHED_RUNTIME_DIR", dir.path()).env("KVCACHED_HOST_BUDGET", "64M");
+        command.env_remove("KVCACHED_MAX_CACHED_TOKENS").env_remove("KVCACHED_IPC_NAME");
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+        let url = lines.map_while(Result::ok).find_map(|line| Some(line.strip_prefix("listening on ")?.to_owned()));
+        Self { child, url: url.unwrap(), dir }
+    }
+
+    /// A result and what was said, of six prompts of 128 tokens, one after another.
+    fn measure(&self, flags: &[&str]) -> (Value, String) {
+        let prompts = ["--num-prompts", "6", "--seed", "7", "--random-input-len", "128", "--random-output-len", "2"];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvbench"));
+        command.args(["serve", "--quick", "--json", "--base-url", &self.url, "--max-concurrency", "1"]);
+        command.args(prompts).args(flags).env("KVCACHED_RUNTIME_DIR", self.dir.path()).env_remove("OPENAI_API_KEY");
+        let output = command.output().unwrap();
+        (object(&output), text(&output))
+    }
+}
+
+impl Drop for KvServe {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_run_that_measures_an_earlier_ones_prefix_cache_says_so() {
+    const WARNING: &str = "came from a prefix cache that an earlier run filled";
+    let server = KvServe::start();
+    let (first, said) = server.measure(&[]);
+    assert!(!said.contains(WARNING), "{said}");
+    let (again, said) = server.measure(&[]);
+    assert!(said.contains(WARNING) && said.contains("--unique-prompts"), "{said}");
+    assert_eq!(again["schedule"]["digest"], first["schedule"]["digest"], "the same seed gives the same prompts");
+    for _ in 0..2 {
+        let (unique, said) = server.measure(&["--unique-prompts"]);
+        assert!(!said.contains(WARNING), "{said}");
+        assert_ne!(unique["schedule"]["digest"], first["schedule"]["digest"]);
+        assert_eq!(unique["schedule"]["intended_ms"], first["schedule"]["intended_ms"]);
+        assert_eq!(unique["total_input_tokens"], first["total_input_tokens"]);
+    }
+}
+
+#[test]
+fn the_concurrency_is_said_as_it_was_asked_for() {
+    let mock = mock();
+    let said = |flags: &[&str]| String::from_utf8(serve(&mock, flags).stdout).unwrap();
+    let text = said(&["--max-concurrency", "4", "--num-prompts", "100"]);
+    assert!(text.contains("tokens/s; at most 4 at a time, as asked"), "{text}");
+    let text = said(&[]);
+    assert!(text.contains(" within one second") && !text.contains("as asked"), "{text}");
+}

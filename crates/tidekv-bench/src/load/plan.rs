@@ -14,7 +14,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use super::arrivals::{Arrivals, ArrivalsError, Course};
-use super::data::{Dataset, Item, mixed};
+use super::data::{Dataset, Item, mixed, salted};
 use super::digest::Digest;
 use super::endpoint::Endpoint;
 
@@ -268,6 +268,13 @@ fn nanoseconds(duration: Duration) -> u64 {
 }
 
 impl Schedule {
+    /// Makes every prompt unlike those of any run with another salt. Times and lengths stay.
+    pub fn salt_prompts(&mut self, salt: u64) {
+        for request in &mut self.requests {
+            request.item = salted(&request.item, salt);
+        }
+    }
+
     /// A number that is the same for the same schedule, prompts included, on every machine.
     pub fn digest(&self) -> String {
         let mut digest = Digest::default();

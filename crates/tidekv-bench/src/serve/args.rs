@@ -130,6 +130,10 @@ pub struct DataArgs {
     #[arg(long, value_name = "N")]
     pub num_prompts: Option<usize>,
 
+    /// Make prompts of this run unlike those of any earlier one, so that no cache has them; times and lengths stay those of the seed
+    #[arg(long)]
+    pub unique_prompts: bool,
+
     /// random: tokens of a prompt
     #[arg(long, value_name = "N", alias = "input-len")]
     pub random_input_len: Option<u32>,

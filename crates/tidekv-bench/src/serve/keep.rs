@@ -96,6 +96,7 @@ impl Bench<'_> {
         };
         json!({
             "scenario": args.scenario, "seed": schedule.seed, "dataset_name": args.data.dataset_name,
+            "unique_prompts": args.data.unique_prompts,
             "warmup_requests": args.warmup(), "cooldown_s": args.cooldown().as_secs_f64(), "repeat": args.measure.repeat,
             "goodput": args.measure.goodput, "request_timeout_s": args.measure.request_timeout.0.as_secs_f64(),
             "sample_every_s": args.measure.sample_every.0.as_secs_f64(), "probe_request_rate": args.traffic.probe_request_rate,

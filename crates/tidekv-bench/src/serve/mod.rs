@@ -12,6 +12,7 @@
 
 mod args;
 mod attended;
+mod cached;
 mod configured;
 mod keep;
 pub mod mock_command;
@@ -24,6 +25,7 @@ pub mod timeline;
 mod warmup;
 
 use std::env;
+use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -234,7 +236,10 @@ impl<'a> Bench<'a> {
     /// One run; says whether requests failed.
     fn measure(&self, round: u32) -> anyhow::Result<bool> {
         let seed = self.seed.wrapping_add(u64::from(round));
-        let schedule = plan(&self.scenario, seed)?;
+        let mut schedule = plan(&self.scenario, seed)?;
+        if self.args.data.unique_prompts {
+            schedule.salt_prompts(RandomState::new().hash_one(seed));
+        }
         let progress = self.progress(schedule.requests.len(), "measuring");
         let started = jiff::Timestamp::now();
         let (run, timeline) = self.send(&schedule, &progress);
@@ -249,7 +254,13 @@ impl<'a> Bench<'a> {
             let first = first.map_or_else(String::new, ToString::to_string);
             self.say(&format!("{} of {} requests failed; the first: {first}", figures.total.failed, run.records.len()));
         }
-        self.emit(&result, &timeline, &report::tables(&figures, run.unsent), round)?;
+        if let Some(percent) = cached::percent_from_earlier_runs(&schedule, &run.records, &timeline) {
+            self.say(&format!(
+                "{percent} % of the prompts' tokens came from a prefix cache that an earlier run filled, so times are not those of \
+                 new prompts: give --unique-prompts, another --seed, or start the server anew"
+            ));
+        }
+        self.emit(&result, &timeline, &report::tables(&schedule, &figures, run.unsent), round)?;
         Ok(figures.total.failed > 0)
     }
 

@@ -288,14 +288,15 @@ pub fn ramp_keys(result: &mut BenchResult, stream: &Stream, schedule: &Schedule,
 }
 
 /// Tables for people.
-pub fn tables(figures: &Figures, unsent: usize) -> String {
+pub fn tables(schedule: &Schedule, figures: &Figures, unsent: usize) -> String {
     let mut text = String::new();
-    for (name, figures) in &figures.streams {
-        text += &stream_table(name, figures);
+    let asked = |stream: &Stream| stream.max_concurrency;
+    for (stream, (name, figures)) in schedule.streams.iter().zip(&figures.streams) {
+        text += &stream_table(name, figures, asked(stream));
         text.push('\n');
     }
     if figures.streams.len() > 1 {
-        text += &stream_table("all streams", &figures.total);
+        text += &stream_table("all streams", &figures.total, schedule.streams.iter().map(asked).sum());
         text.push('\n');
     }
     let lag = &figures.total.send_lag;
@@ -316,7 +317,7 @@ pub fn tables(figures: &Figures, unsent: usize) -> String {
     text
 }
 
-fn stream_table(name: &str, figures: &Metrics) -> String {
+fn stream_table(name: &str, figures: &Metrics, asked: Option<usize>) -> String {
     let mut table = Table::new(&[name, "mean", "p50", "p90", "p99", "max"]);
     for (row, times) in [
         ("TTFT", &figures.ttft_intended),
@@ -331,9 +332,14 @@ fn stream_table(name: &str, figures: &Metrics) -> String {
         let cell = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |ms| crate::table::format_ns(ms * 1e6));
         table.row(&[&[row.to_owned()][..], &cells.map(cell)[..]].concat());
     }
+    let concurrency = match asked {
+        Some(most) => format!("at most {most} at a time, as asked"),
+        // vLLM's figure counts by whole seconds: also requests that came one after another.
+        None => format!("up to {} within one second", figures.max_concurrent_requests),
+    };
     let goodput = figures.request_goodput.map_or_else(String::new, |it| format!(" ({} good)", format_figure(it)));
     format!(
-        "{}{} completed, {} failed in {} s: {} requests/s{goodput}, {} output tokens/s, {} tokens/s; at most {} at a time\n",
+        "{}{} completed, {} failed in {} s: {} requests/s{goodput}, {} output tokens/s, {} tokens/s; {concurrency}\n",
         table.render(),
         figures.completed,
         figures.failed,
@@ -341,7 +347,6 @@ fn stream_table(name: &str, figures: &Metrics) -> String {
         format_figure(figures.request_throughput),
         format_figure(figures.output_throughput),
         format_figure(figures.total_token_throughput),
-        figures.max_concurrent_requests,
     )
 }
 

@@ -211,6 +211,24 @@ fn seeded(item: &Item, seed: u64) -> Item {
     Item { prompt, ..item.clone() }
 }
 
+/// The same with a prompt that no run with another salt sends: as long in tokens, but for a given text, which gets a word before it.
+/// Prompts of one run that begin alike still do.
+pub(super) fn salted(item: &Item, salt: u64) -> Item {
+    let prompt = match &item.prompt {
+        Prompt::Made(made) => Prompt::Made(made.clone().seeded(salt)),
+        Prompt::Text(text) => Prompt::Text(format!("{salt:016x} {text}").into()),
+        Prompt::Tokens(tokens) => {
+            let vocabulary = Vocabulary::default();
+            let segments = vec![Segment { seed: salt, tokens: 8 }];
+            let mut first = Made { segments, form: Form::Tokens, vocabulary }.tokens();
+            first.truncate(tokens.len());
+            let rest = tokens[first.len()..].iter().copied();
+            Prompt::Tokens(first.into_iter().chain(rest).collect())
+        }
+    };
+    Item { prompt, ..item.clone() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
