@@ -1,6 +1,6 @@
 //! Who may hold how much of a device: the arithmetic of fair sharing, and nothing else.
 //!
-//! Every pool of a device sees the same ledger. From one snapshot of it, and with the same four functions, each
+//! Every pool of a device sees the same ledger. From one snapshot of it, and with the same functions, each
 //! pool derives what it may take and what it should give; nobody sends requests, so no request can be stale.
 //!
 //! | function        | question                                         | asked by                                 |
@@ -8,6 +8,7 @@
 //! | [`fair_shares`] | how much should each pool hold?                  | operators, the three below               |
 //! | [`grantable`]   | how much may I reserve now?                      | a pool that needs a page, before mapping |
 //! | [`owed`]        | how much should I give back now?                 | a pool's background thread               |
+//! | [`owed_to_given`] | the same, of a budget that somebody gave       | the same                                 |
 //! | [`is_short`]    | is what I wait for mine?                         | a pool that would let others past        |
 //!
 //! A pool *wants* what it uses plus its posted demand, up to its ceiling. Shares are dealt in this order:
@@ -69,7 +70,7 @@ mod settle;
 
 pub use claim::PoolClaim;
 pub use fill::fair_shares;
-pub use settle::{grantable, is_short, owed};
+pub use settle::{grantable, is_short, owed, owed_to_given};
 
 #[cfg(test)]
 mod model;

@@ -45,8 +45,18 @@ pub fn grantable(budget: Bytes, pools: &[PoolClaim], me: usize) -> Bytes {
 /// Together they give what is missing, or all they have above their shares, and at most a page more of each part.
 ///
 /// Where more is held than the budget allows although nobody is short (something that is no pool took memory), the
-/// idle part alone is owed: a budget that moves a little evicts nothing.
+/// idle part alone is owed: a budget that moves a little evicts nothing. See [`owed_to_given`] for one that was set lower.
 pub fn owed(budget: Bytes, pools: &[PoolClaim], me: usize) -> Bytes {
+    owes(budget, pools, me, false)
+}
+
+/// The same for a budget that somebody gave: what pools hold above it is owed also where it is in use and nobody is short, as above
+/// a limit.
+pub fn owed_to_given(budget: Bytes, pools: &[PoolClaim], me: usize) -> Bytes {
+    owes(budget, pools, me, true)
+}
+
+fn owes(budget: Bytes, pools: &[PoolClaim], me: usize, is_given: bool) -> Bytes {
     if me >= pools.len() {
         return Bytes::ZERO;
     }
@@ -65,7 +75,7 @@ pub fn owed(budget: Bytes, pools: &[PoolClaim], me: usize) -> Bytes {
     let givers = pools.iter().zip(&shares).map(|(pool, &share)| Giver::new(pool, share));
     let (idle, used): (Vec<_>, Vec<_>) = givers.map(|giver| (giver.idle, giver.used)).unzip();
     let idle_total: u128 = idle.iter().copied().map(u128::from).sum();
-    let from_use = if anyone_short { missing.saturating_sub(idle_total) } else { 0 };
+    let from_use = if anyone_short || is_given { missing.saturating_sub(idle_total) } else { 0 };
     Bytes(split(missing, pools, &idle, me) + split(from_use, pools, &used, me))
 }
 

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::model::{self, any_device, any_pools};
-use super::{PoolClaim, fair_shares, grantable, is_short, owed};
+use super::{PoolClaim, fair_shares, grantable, is_short, owed, owed_to_given};
 use crate::units::Bytes;
 
 fn pool(held: u64, in_use: u64, demand: u64) -> PoolClaim {
@@ -173,6 +173,17 @@ fn short_is_who_waits_below_its_share() {
 fn an_overdrawn_budget_takes_idle_memory_and_evicts_nothing() {
     assert_eq!(owed_by_each(80, &[pool(60, 60, 0), pool(40, 30, 0)]), [0, 10]);
     assert_eq!(owed_by_each(80, &[pool(60, 60, 0), pool(40, 40, 0)]), [0, 0]);
+}
+
+#[test]
+fn a_budget_that_was_set_lower_takes_what_is_in_use_above_the_shares() {
+    let owed = |budget, pools: &[PoolClaim]| -> Vec<u64> {
+        (0..pools.len()).map(|me| owed_to_given(Bytes(budget), pools, me).0).collect()
+    };
+    assert_eq!(owed(80, &[pool(60, 60, 0), pool(40, 30, 0)]), [10, 10], "idle memory first");
+    assert_eq!(owed(60, &[pool(60, 60, 0), pool(20, 20, 0)]), [20, 0], "only who is above its share");
+    assert_eq!(owed(0, &[pool(60, 60, 0), pool(40, 30, 0)]), [60, 40]);
+    assert_eq!(owed(100, &[pool(60, 60, 0), pool(40, 30, 0)]), [0, 0]);
 }
 
 #[test]
