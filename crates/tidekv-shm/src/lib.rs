@@ -49,8 +49,8 @@ mod process;
 pub use clock::now_ms;
 pub use events::{Event, EventKind, EventReader, EventsError, Note, Reason};
 pub use ledger::{
-    Counters, EntrySpec, EntryState, Foreign, Ledger, LedgerEntry, LedgerError, LedgerHeader, LedgerView, OwnedEntry,
-    Reaped, UNLIMITED, Watch,
+    AuthorName, BudgetAuthor, BudgetRight, BudgetSetting, Counters, DEFAULT_UTILIZATION, EntrySpec, EntryState,
+    Foreign, Ledger, LedgerEntry, LedgerError, LedgerHeader, LedgerView, OwnedEntry, Reaped, UNLIMITED, Watch,
 };
 pub use names::{DeviceName, NameError, PoolName, RuntimeDir};
 pub use segment::{PoolSegment, SegmentError, SegmentView};

@@ -15,7 +15,8 @@ use support::{PATIENCE, Worker, folder, listen, open, role, say, soon, spec};
 use tidekv_core::units::{Bytes, GroupId};
 use tidekv_shm::events::{self, Batch, EventsWatch};
 use tidekv_shm::{
-    DeviceName, Event, EventKind, EventReader, EventsError, Foreign, Ledger, LedgerView, Note, Reason, RuntimeDir,
+    BudgetAuthor, BudgetRight, DeviceName, Event, EventKind, EventReader, EventsError, Foreign, Ledger, LedgerView,
+    Note, Reason, RuntimeDir,
 };
 
 const CAPACITY: u64 = 4096;
@@ -79,6 +80,10 @@ fn all(dir: &RuntimeDir) -> Vec<Event> {
     reader(dir).read().unwrap().events
 }
 
+fn kvctl() -> BudgetAuthor {
+    BudgetAuthor::here(BudgetRight::Operator, "kvctl")
+}
+
 fn kinds(events: &[Event]) -> Vec<(EventKind, &str)> {
     events.iter().map(|event| (event.kind, event.pool.as_ref().map_or("-", |pool| pool.name.as_str()))).collect()
 }
@@ -120,7 +125,8 @@ fn orders_of_strangers_are_told_by_the_ledger_itself() {
     let (_folder, dir) = folder();
     let entry = open(&dir).register(soon(), spec("pool")).unwrap();
     let operator = open(&dir);
-    operator.update(soon(), |view| view.header.budget = Bytes::mib(100)).unwrap();
+    let set = |view: &mut LedgerView| view.header.decide_budget(Some(Bytes::mib(100)), kvctl());
+    operator.update(soon(), set).unwrap();
     let order = |view: &mut LedgerView| {
         let entry = &mut view.entries[0];
         (entry.limit, entry.limit_revision) = (Bytes::mib(10), 1);
@@ -132,11 +138,53 @@ fn orders_of_strangers_are_told_by_the_ledger_itself() {
     // Its own changes are its own to tell.
     entry.update(soon(), |view, me| (view.entries[me].limit, view.entries[me].weight) = (Bytes::mib(7), 9)).unwrap();
     let told = all(&dir);
-    use EventKind::{Joined, LimitSet, ShareSet, TrimAsked};
-    assert_eq!(kinds(&told), [(Joined, "pool"), (LimitSet, "pool"), (ShareSet, "pool"), (TrimAsked, "pool")]);
+    use EventKind::{Budget, Joined, LimitSet, ShareSet, TrimAsked};
+    let expected = [(Joined, "pool"), (Budget, "-"), (LimitSet, "pool"), (ShareSet, "pool"), (TrimAsked, "pool")];
+    assert_eq!(kinds(&told), expected);
     assert!(told[1..].iter().all(|event| event.reason == Reason::Operator));
-    assert_eq!((told[1].bytes, told[1].limit, told[1].budget), (Bytes::mib(10), Bytes::mib(10), Bytes::mib(100)));
-    assert_eq!((told[2].weight, told[2].priority, told[2].bytes), (4, -2, Bytes::mib(2)));
+    assert_eq!((told[1].budget, told[1].free, told[1].pid), (Bytes::mib(100), Bytes::ZERO, std::process::id()));
+    assert_eq!((told[2].bytes, told[2].limit, told[2].budget), (Bytes::mib(10), Bytes::mib(10), Bytes::mib(100)));
+    assert_eq!((told[3].weight, told[3].priority, told[3].bytes), (4, -2, Bytes::mib(2)));
+}
+
+/// Whoever changes the budget, the ledger tells it, with what it was and who did it.
+#[test]
+fn every_change_of_the_budget_is_told_with_its_author() {
+    let (_folder, dir) = folder();
+    let entry = open(&dir).register(soon(), spec("pool")).unwrap();
+    let decide = |size, author| {
+        entry.update(soon(), |view, _| view.header.decide_budget(size, author)).unwrap();
+    };
+    let pool = || BudgetAuthor::here(BudgetRight::Pool, "pool");
+    decide(Some(Bytes::mib(256)), pool());
+    decide(Some(Bytes::mib(256)), pool());
+    open(&dir).update(soon(), |view| view.header.decide_budget(Some(Bytes::gib(1)), kvctl())).unwrap();
+    decide(Some(Bytes::mib(300)), pool());
+    open(&dir)
+        .update(soon(), |view| {
+            view.header.total = Bytes::gib(4);
+            view.header.decide_budget(None, kvctl());
+        })
+        .unwrap();
+    entry
+        .update(soon(), |view, _| {
+            view.header.non_pool = Bytes::gib(2);
+            view.header.derive_budget();
+        })
+        .unwrap();
+    let told: Vec<_> = all(&dir)
+        .into_iter()
+        .filter(|event| event.kind == EventKind::Budget)
+        .map(|event| (event.reason, event.free, event.budget, event.peer.map(|peer| peer.name)))
+        .collect();
+    let derived = Bytes::gib(4).part(tidekv_shm::DEFAULT_UTILIZATION);
+    let expected = [
+        (Reason::Given, Bytes::ZERO, Bytes::mib(256), Some("pool".to_owned())),
+        (Reason::Operator, Bytes::mib(256), Bytes::gib(1), None),
+        (Reason::Operator, Bytes::gib(1), derived, None),
+        (Reason::OtherUsers, derived, derived.saturating_sub(Bytes::gib(2)), None),
+    ];
+    assert_eq!(told, expected);
 }
 
 #[test]
@@ -153,7 +201,7 @@ fn a_pool_tells_its_own_story_with_all_that_explains_it() {
     b.update(soon(), ask).unwrap();
     let give = Note { peer: Some(1), ..Note::new(EventKind::Reclaimed, Reason::Neighbours, Bytes::mib(6)) };
     a.note(give);
-    assert_eq!(all(&dir).len(), 3, "a note outside of an update waits for the next one");
+    assert_eq!(all(&dir).len(), 4, "a note outside of an update waits for the next one");
     a.update(soon(), |view, me| view.entries[me].reserved = Bytes::mib(30)).unwrap();
     let told = all(&dir);
     let [.., asked, given] = &told[..] else { panic!("{told:?}") };

@@ -52,6 +52,7 @@ fn the_story_of_two_pools() {
     let (code, text) = ran.quiet();
     let expected = [
         ("joined", "qwen"),
+        ("budget", "-"),
         ("joined", "llama"),
         ("limit-set", "qwen"),
         ("share-set", "llama"),
@@ -66,11 +67,11 @@ fn the_story_of_two_pools() {
         ["limit-set      qwen   to", "share-set      llama  weight"].map(|part| text.contains(part)).into();
     assert_eq!(columns, [true, true], "{text}");
 
-    assert_eq!(kinds(&world.kvctl(&["events", "--last", "2"]).stdout), pairs(&expected[4..]));
+    assert_eq!(kinds(&world.kvctl(&["events", "--last", "2"]).stdout), pairs(&expected[5..]));
     assert_eq!(world.kvctl(&["events", "-n", "0"]).quiet(), (0, ""));
     let of_llama = kinds(&world.kvctl(&["events", "llama"]).stdout);
-    assert_eq!(of_llama, pairs(&[expected[1], expected[3], expected[5]]), "its past is there though it is gone");
-    assert_eq!(kinds(&world.kvctl(&["events", "llama", "-n", "1"]).stdout), pairs(&[expected[5]]));
+    assert_eq!(of_llama, pairs(&[expected[2], expected[4], expected[6]]), "its past is there though it is gone");
+    assert_eq!(kinds(&world.kvctl(&["events", "llama", "-n", "1"]).stdout), pairs(&[expected[6]]));
     drop(qwen);
     assert_eq!(world.files(), [] as [&str; 0]);
     assert!(world.kvctl(&["events"]).quiet().1.starts_with("No events"));
@@ -108,8 +109,8 @@ fn json_has_every_word_of_an_event() {
     world.ledger().update(patience(), note).unwrap();
     let ran = world.kvctl(&["events", "--json"]);
     let rows = json_lines(ran.quiet().1);
-    assert_eq!(rows.len(), 3);
-    let row = rows[2].as_object().unwrap();
+    assert_eq!((rows.len(), &rows[2]["kind"]), (4, &serde_json::Value::from("budget")));
+    let row = rows[3].as_object().unwrap();
     let keys: Vec<&str> = row.keys().map(String::as_str).collect();
     let expected = "time device sequence at_ms kind reason count ipc group pid slot bytes held_bytes demand_bytes \
                     share_bytes budget_bytes limit_bytes free_bytes weight priority peer text";
@@ -117,7 +118,7 @@ fn json_has_every_word_of_an_event() {
     let words = ["kind", "reason", "ipc", "peer", "device"].map(|key| row[key].as_str().unwrap());
     assert_eq!(words, ["reclaimed", "neighbours", "qwen", "llama", "host"]);
     let numbers = ["sequence", "count", "bytes", "free_bytes", "budget_bytes"].map(|key| row[key].as_u64().unwrap());
-    assert_eq!(numbers, [3, 1, 6 << 20, 3, 4 << 30]);
+    assert_eq!(numbers, [4, 1, 6 << 20, 3, 4 << 30]);
     assert_eq!(row["pid"], std::process::id());
     assert!(
         row["time"].as_str().unwrap().ends_with('Z') && row["text"].as_str().unwrap().starts_with("-6 MiB for llama")

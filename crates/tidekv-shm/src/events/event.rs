@@ -20,7 +20,7 @@
 //!   limit-set       who sets it         the limit                 operator, engine, kvcached
 //!   limit-applied   its owner           the limit                 -
 //!   share-set       who sets it         the floor                 operator
-//!   budget          who notices         what others use           given, other-users
+//!   budget          who changes it      what others use           given, operator, other-users
 //! ```
 //!
 //! An owner tells its own story; what is changed about a pool by somebody else (an operator, a neighbour that finds it
@@ -194,13 +194,13 @@ pub struct Event {
     pub budget: Bytes,
     /// What this pool may hold at most: the lower of its limit and its ceiling.
     pub limit: Bytes,
-    /// What could have been given, where something was asked or refused.
+    /// What could have been given, where something was asked or refused; the budget before, where that changed.
     pub free: Bytes,
     /// Its weight.
     pub weight: u32,
     /// Its priority.
     pub priority: i32,
-    /// The neighbour for whom it was done: the one that waits for most.
+    /// The neighbour for whom it was done: the one that waits for most. Where a pool's settings changed the budget, that pool.
     pub peer: Option<PoolRef>,
 }
 
@@ -213,7 +213,7 @@ pub struct Note {
     pub reason: Reason,
     /// How much.
     pub bytes: Bytes,
-    /// What could have been given.
+    /// What could have been given; the budget before.
     pub free: Bytes,
     /// The slot of the neighbour for whom it was done.
     pub peer: Option<u32>,

@@ -6,6 +6,7 @@
 //!   live           gone, another pool   died, and returned if it held anything
 //!   returning      fewer bytes, gone    returned
 //!   live           live                 limit-set, share-set, trim-asked, for each of these that changed
+//!   the device's budget, or who decided it       budget
 //! ```
 //!
 //! The author's own entry is not looked at: an owner tells itself why it changed. Only entries that the update writes
@@ -14,8 +15,9 @@
 use tidekv_core::share::fair_shares;
 use tidekv_core::units::Bytes;
 
+use super::budget::{BudgetAuthor, BudgetRight};
 use super::format::{self, Write};
-use super::view::{EntryState, LedgerEntry, LedgerView};
+use super::view::{EntryState, LedgerEntry, LedgerView, UNLIMITED};
 use crate::clock::wall_ms;
 use crate::events::{Event, EventKind, Happened, Journal, Note, PoolRef, Reason};
 use crate::now_ms;
@@ -45,8 +47,18 @@ impl Author<'_> {
 
 /// What an update that wrote `writes` over `bytes` has to tell. Takes the notes out of the view.
 pub(super) fn events(bytes: &[u8], writes: &[Write], view: &mut LedgerView, author: Author<'_>) -> Vec<Event> {
-    let notes = std::mem::take(&mut view.notes);
+    let mut notes = std::mem::take(&mut view.notes);
     let mut story = Story::new(view);
+    if let Some(note) = budget_note(bytes, writes, view) {
+        match &author {
+            // A pool's budget follows the device: many small changes are told as one.
+            Author::Owner { slot, .. } => {
+                let peer = (note.reason == Reason::Given).then_some(*slot);
+                notes.insert(0, (*slot, Note { peer, ..note }));
+            }
+            _ => story.happened(None, note),
+        }
+    }
     for (at, new) in writes {
         story.compare(bytes, *at, new, author.slot());
     }
@@ -72,6 +84,28 @@ fn entry_before(bytes: &[u8], at: usize) -> Option<(u32, &format::Record)> {
     let slot = format::slot_at_offset(at).filter(|&slot| slot < format::slots_used(bytes))?;
     let old = format::record(bytes, at).filter(|old| !format::is_free(old))?;
     Some((slot, old))
+}
+
+/// What the update did to the budget, if anything. An older release may have written the head: what stands there counts, and not what
+/// it means beside the budget's record.
+fn budget_note(bytes: &[u8], writes: &[Write], view: &LedgerView) -> Option<Note> {
+    if writes.is_empty() {
+        return None;
+    }
+    let before = format::record(bytes, 0).and_then(format::decode_header)?.budget;
+    let revision = format::decode_device(bytes)?.setting.revision;
+    let header = &view.header;
+    let is_decided = header.setting.revision != revision;
+    if header.budget == before && !is_decided {
+        return None;
+    }
+    let reason = match header.setting.author.filter(|_| is_decided || header.explicit_budget) {
+        Some(BudgetAuthor { right: BudgetRight::Operator, .. }) => Reason::Operator,
+        Some(BudgetAuthor { right: BudgetRight::Pool, .. }) => Reason::Given,
+        None if header.explicit_budget => Reason::Given,
+        None => Reason::OtherUsers,
+    };
+    Some(Note { free: before, ..Note::new(EventKind::Budget, reason, header.non_pool) })
 }
 
 struct Story<'a> {
@@ -165,10 +199,14 @@ impl<'a> Story<'a> {
 
     fn push(&mut self, entry: Option<&LedgerEntry>, happened: Happened) {
         let Happened { note, count, at_ms } = happened;
-        let Some(entry) = entry else { return };
-        let of_device = note.kind == EventKind::Budget;
         let pool = |entry: &LedgerEntry| PoolRef { name: entry.name.clone(), group: entry.group };
-        let share = self.view.index_of(entry.slot).map_or(Bytes::ZERO, |at| self.shares()[at]);
+        let of_device = note.kind == EventKind::Budget;
+        if entry.is_none() && !of_device {
+            return;
+        }
+        let of_pool = entry.filter(|_| !of_device);
+        let share =
+            of_pool.and_then(|entry| self.view.index_of(entry.slot)).map_or(Bytes::ZERO, |at| self.shares()[at]);
         self.events.push(Event {
             // Given by the log.
             sequence: 0,
@@ -177,18 +215,18 @@ impl<'a> Story<'a> {
             kind: note.kind,
             reason: note.reason,
             count,
-            pool: (!of_device).then(|| pool(entry)),
-            pid: entry.pid,
-            slot: entry.slot,
+            pool: of_pool.map(pool),
+            pid: entry.map_or_else(std::process::id, |entry| entry.pid),
+            slot: entry.map_or(0, |entry| entry.slot),
             bytes: note.bytes,
-            held: if of_device { self.view.reserved() } else { entry.reserved },
-            demand: if of_device { Bytes::ZERO } else { entry.demand },
-            share: if of_device { Bytes::ZERO } else { share },
+            held: of_pool.map_or_else(|| self.view.reserved(), |entry| entry.reserved),
+            demand: of_pool.map_or(Bytes::ZERO, |entry| entry.demand),
+            share,
             budget: self.view.header.budget,
-            limit: entry.limit.min(entry.ceiling),
+            limit: entry.map_or(UNLIMITED, |entry| entry.limit.min(entry.ceiling)),
             free: note.free,
-            weight: entry.weight,
-            priority: entry.priority,
+            weight: entry.map_or(0, |entry| entry.weight),
+            priority: entry.map_or(0, |entry| entry.priority),
             peer: note.peer.and_then(|slot| self.view.by_slot(slot)).map(pool),
         });
     }

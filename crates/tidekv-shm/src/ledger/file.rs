@@ -208,6 +208,7 @@ impl Place {
         // While this is held nobody takes the unfinished file for a leftover.
         let _table = self.lock_table(file, Instant::now() + REPLACE_WAIT)?;
         self.write(file, &vec![0; FILE_BYTES], 0)?;
+        self.write(file, &format::encode_setting(header), format::BUDGET_RECORD)?;
         let head = format::encode_header(header, 0, geteuid().as_raw());
         self.write(file, &head[8..], 8)?;
         self.write(file, &head[..8], 0)

@@ -1,11 +1,12 @@
 //! The bytes of a ledger file, version 1. `docs/formats/ledger.md` is this file in words.
 //!
 //! ```text
-//!   0      512          4096    4608    5120                        69632
-//!   | head |  zero ...   | slot 0 | slot 1 | ...            | slot 127 |
+//!   0      512      1024         4096    4608    5120                        69632
+//!   | head | budget |  zero ...   | slot 0 | slot 1 | ...            | slot 127 |
 //!
 //!   head:  magic, version, sizes, uid, words of the device ...  checksum        512 bytes
 //!          slots used: those from there on are free, and need not even be read
+//!   budget: who decided it ...                                   checksum       512 bytes, all zero where nobody did
 //!   slot:  sequence, state, words and name of one pool ...      checksum        512 bytes, all zero when free
 //! ```
 //!
@@ -15,7 +16,8 @@
 //!
 //! Pure: bytes in, values out. Any bytes give a view or an error, never a panic.
 
-use super::view::{Counters, EntryState, LedgerEntry, LedgerHeader, LedgerView};
+use super::budget::{AuthorName, BudgetAuthor, BudgetRight, BudgetSetting};
+use super::view::{Counters, EntryState, LedgerEntry, LedgerHeader, LedgerView, UNLIMITED};
 use crate::checksum::checksum;
 use crate::names::{GROUPED_NAME_MAX, is_name_byte};
 use tidekv_core::units::{Bytes, GroupId};
@@ -45,9 +47,13 @@ const _: () = assert!(
 );
 const _: () = assert!(GROUPED_NAME_MAX <= NAME_BYTES && slot_at::NAME + NAME_BYTES <= CHECKSUM_AT);
 const _: () = assert!(head_at::SLOTS_USED + 4 <= CHECKSUM_AT);
+const _: () = assert!(super::budget::NAME_BYTES == NAME_BYTES && budget_at::NAME + NAME_BYTES <= CHECKSUM_AT);
 
 /// A record of the file.
 pub(super) type Record = [u8; RECORD_BYTES];
+
+/// Where the budget's record begins. Older releases neither read nor write it.
+pub(super) const BUDGET_RECORD: usize = 512;
 
 /// A slot that nobody has.
 const FREE: Record = [0; RECORD_BYTES];
@@ -68,6 +74,20 @@ mod head_at {
     pub(super) const CHANGES: usize = 64;
     pub(super) const SLOTS_USED: usize = 72;
 }
+
+/// Offsets in the budget's record.
+mod budget_at {
+    pub(super) const REVISION: usize = 0;
+    pub(super) const RIGHT: usize = 8;
+    pub(super) const PID: usize = 12;
+    pub(super) const UTILIZATION: usize = 16;
+    pub(super) const NAME_LENGTH: usize = 20;
+    pub(super) const SIZE: usize = 24;
+    pub(super) const NAME: usize = 32;
+}
+
+const RIGHT_POOL: u32 = 1;
+const RIGHT_OPERATOR: u32 = 2;
 
 /// Bit 0 of the head's flags.
 const EXPLICIT_BUDGET: u32 = 1;
@@ -174,7 +194,55 @@ pub(super) fn check(bytes: &[u8], file_bytes: u64) -> Result<(), FormatError> {
     if file_bytes < FILE_BYTES as u64 { Err(FormatError::HalfBuilt) } else { Ok(()) }
 }
 
-/// A head's words; `None` if it is torn.
+/// What head and budget's record say of the device; `None` if the head is torn. A record that is torn says nothing.
+pub(super) fn decode_device(bytes: &[u8]) -> Option<LedgerHeader> {
+    let header = record(bytes, 0).and_then(decode_header)?;
+    let Some(record) = record(bytes, BUDGET_RECORD).filter(|record| is_sealed(record)) else { return Some(header) };
+    let right = match half(record, budget_at::RIGHT) {
+        RIGHT_POOL => Some(BudgetRight::Pool),
+        RIGHT_OPERATOR => Some(BudgetRight::Operator),
+        _ => None,
+    };
+    let length = half(record, budget_at::NAME_LENGTH) as usize;
+    let name = AuthorName::of_bytes(&record[budget_at::NAME..budget_at::NAME + length.min(NAME_BYTES)]);
+    let author = right.map(|right| BudgetAuthor { right, pid: half(record, budget_at::PID), name });
+    let setting = BudgetSetting {
+        revision: word(record, budget_at::REVISION),
+        author,
+        utilization: half(record, budget_at::UTILIZATION).min(1_000_000),
+    };
+    let size = bytes_at(record, budget_at::SIZE);
+    Some(header.with_setting(setting, (size != UNLIMITED).then_some(size)))
+}
+
+/// The budget's record, sealed; all zero where nobody decided anything.
+pub(super) fn encode_setting(header: &LedgerHeader) -> Record {
+    let mut record = [0; RECORD_BYTES];
+    let BudgetSetting { revision, author, utilization } = header.setting;
+    if header.setting == BudgetSetting::default() {
+        return record;
+    }
+    let size = if header.explicit_budget { header.budget } else { UNLIMITED };
+    put(&mut record, budget_at::REVISION, &revision.to_le_bytes());
+    put(&mut record, budget_at::UTILIZATION, &utilization.to_le_bytes());
+    put(&mut record, budget_at::SIZE, &size.0.to_le_bytes());
+    if let Some(BudgetAuthor { right, pid, name }) = author {
+        let right = match right {
+            BudgetRight::Pool => RIGHT_POOL,
+            BudgetRight::Operator => RIGHT_OPERATOR,
+        };
+        let name = name.as_str().as_bytes();
+        let length = u32::try_from(name.len()).expect("at most NAME_BYTES");
+        for (at, value) in [(budget_at::RIGHT, right), (budget_at::PID, pid), (budget_at::NAME_LENGTH, length)] {
+            put(&mut record, at, &value.to_le_bytes());
+        }
+        put(&mut record, budget_at::NAME, name);
+    }
+    seal(&mut record);
+    record
+}
+
+/// A head's words; `None` if it is torn. Without what the budget's record says: see [`decode_device`].
 pub(super) fn decode_header(head: &Record) -> Option<LedgerHeader> {
     if !is_sealed(head) {
         return None;
@@ -184,6 +252,7 @@ pub(super) fn decode_header(head: &Record) -> Option<LedgerHeader> {
         non_pool: bytes_at(head, head_at::NON_POOL),
         budget: bytes_at(head, head_at::BUDGET),
         explicit_budget: half(head, head_at::FLAGS) & EXPLICIT_BUDGET != 0,
+        setting: BudgetSetting::default(),
         refreshed_ms: word(head, head_at::REFRESHED_MS),
         changes: word(head, head_at::CHANGES),
     })
@@ -347,7 +416,7 @@ pub(super) type Write = (usize, Record);
 
 /// What has to be written so that a file with these bytes says what the view says, in an order that is safe to be
 /// interrupted anywhere: the head if it must say that more slots are used; slots whose `reserved` grows; the other
-/// slots; the head. The view's `changes` grows if anything is written.
+/// slots; the budget's record; the head. The view's `changes` grows if anything is written.
 pub(super) fn plan_writes(bytes: &[u8], view: &mut LedgerView, uid: u32) -> Vec<Write> {
     // Whoever changed the view may have left the entries in any order; one entry to a slot.
     view.entries.sort_by_key(|entry| entry.slot);
@@ -374,7 +443,12 @@ pub(super) fn plan_writes(bytes: &[u8], view: &mut LedgerView, uid: u32) -> Vec<
     }
     writes.append(&mut growing);
     writes.append(&mut others);
-    if !writes.is_empty() || record(bytes, 0).and_then(decode_header) != Some(view.header) {
+    let setting = encode_setting(&view.header);
+    if record(bytes, BUDGET_RECORD) != Some(&setting) {
+        writes.push((BUDGET_RECORD, setting));
+    }
+    let head = LedgerHeader { setting: BudgetSetting::default(), ..view.header };
+    if !writes.is_empty() || record(bytes, 0).and_then(decode_header) != Some(head) {
         view.header.changes = view.header.changes.wrapping_add(1);
         writes.push((0, encode_header(&view.header, used, uid)));
     }
@@ -383,7 +457,7 @@ pub(super) fn plan_writes(bytes: &[u8], view: &mut LedgerView, uid: u32) -> Vec<
 
 /// Everything, from bytes that passed [`check`]. A head in the middle of a write is not complete.
 pub(super) fn decode(bytes: &[u8]) -> Result<LedgerView, FormatError> {
-    let header = record(bytes, 0).and_then(decode_header).ok_or(FormatError::HalfBuilt)?;
+    let header = decode_device(bytes).ok_or(FormatError::HalfBuilt)?;
     Ok(decode_slots(bytes, header))
 }
 

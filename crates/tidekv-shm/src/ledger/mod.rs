@@ -14,13 +14,15 @@
 //! 1. the head, if a slot is used for the first time: slots beyond those it names are not even read;
 //! 2. entries whose `reserved` grew, so that memory is counted before anybody can use it;
 //! 3. the other entries that changed, and slots that became free;
-//! 4. the head, with `changes` one higher.
+//! 4. who decided the budget, if that changed;
+//! 5. the head, with `changes` one higher.
 //!
 //! So at any moment the sum of all `reserved` words is at least what was promised: a writer killed between two of
 //! these steps leaves too much counted, never too little, and what is too much belongs to an entry whose owner is dead.
 //!
 //! After these, and still under the lock, it writes what happened into the device's [events](crate::events).
 
+mod budget;
 mod changes;
 mod error;
 mod file;
@@ -41,6 +43,7 @@ use std::time::Instant;
 use rustix::process::geteuid;
 use tidekv_fork::{Birth, ClosedInChild};
 
+pub use budget::{AuthorName, BudgetAuthor, BudgetRight, BudgetSetting, DEFAULT_UTILIZATION};
 pub use error::{Foreign, LedgerError};
 pub use format::FormatError;
 pub use owned::OwnedEntry;
@@ -255,8 +258,7 @@ impl<'a> Session<'a> {
     /// `scratch` has the file's bytes.
     fn load(place: &'a Place, current: &'a Current, scratch: &'a mut Scratch) -> Self {
         // A head that is damaged under the lock is written anew from what it last was.
-        let head = format::record(&scratch.bytes, 0).and_then(format::decode_header);
-        let header = head.unwrap_or(scratch.header);
+        let header = format::decode_device(&scratch.bytes).unwrap_or(scratch.header);
         let view = format::decode_slots(&scratch.bytes, header).of(current);
         Self { place, current, scratch, view }
     }

@@ -5,7 +5,9 @@ use proptest::prelude::*;
 use tidekv_core::units::{Bytes, GroupId};
 
 use super::format::{self, FILE_BYTES, FormatError, RECORD_BYTES, SLOTS};
-use super::{Counters, EntryState, LedgerEntry, LedgerHeader, LedgerView};
+use super::{
+    AuthorName, BudgetAuthor, BudgetRight, BudgetSetting, Counters, EntryState, LedgerEntry, LedgerHeader, LedgerView,
+};
 
 const UID: u32 = 1000;
 
@@ -73,10 +75,28 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn any_header()(words in any::<[u64; 5]>(), explicit_budget in any::<bool>()) -> LedgerHeader {
+    fn any_setting()(
+        revision in any::<u64>(),
+        utilization in 0..=1_000_000u32,
+        author in proptest::option::of((any::<bool>(), any::<u32>(), "[A-Za-z0-9_-]{0,80}")),
+    ) -> BudgetSetting {
+        let author = author.map(|(operator, pid, name)| {
+            let right = if operator { BudgetRight::Operator } else { BudgetRight::Pool };
+            BudgetAuthor { right, pid, name: AuthorName::new(&name) }
+        });
+        BudgetSetting { revision, author, utilization }
+    }
+}
+
+prop_compose! {
+    fn any_header()(
+        words in any::<[u64; 5]>(),
+        explicit_budget in any::<bool>(),
+        setting in any_setting(),
+    ) -> LedgerHeader {
         let [total, non_pool, budget, refreshed_ms, changes] = words;
         let (total, non_pool, budget) = (Bytes(total), Bytes(non_pool), Bytes(budget));
-        LedgerHeader { total, non_pool, budget, explicit_budget, refreshed_ms, changes }
+        LedgerHeader { total, non_pool, budget, explicit_budget, setting, refreshed_ms, changes }
     }
 }
 
@@ -152,6 +172,22 @@ fn every_offset_of_the_documentation_holds() {
     assert_eq!(words, expected, "started .. trim_done");
     assert_eq!(&bytes[slot + 192..slot + 197], b"pool\0");
     assert_eq!(word(slot + 272), 20, "wish");
+    assert!(bytes[512..4096].iter().all(|&byte| byte == 0), "nobody decided anything");
+
+    let author = BudgetAuthor { right: BudgetRight::Operator, pid: 7, name: AuthorName::new("kvctl") };
+    let setting = BudgetSetting { revision: 3, author: Some(author), utilization: 500_000 };
+    let header = LedgerHeader { budget: Bytes(9), explicit_budget: true, setting, ..LedgerHeader::default() };
+    let bytes = bytes_of(&LedgerView { header, ..empty() });
+    let half = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    assert_eq!(
+        (word(512), word(536), half(28), word(48)),
+        (3, 9, 1, 9),
+        "revision, size, flags and budget of the head"
+    );
+    assert_eq!([520, 524, 528, 532].map(half), [2, 7, 500_000, 5], "right, pid, utilization, length of the name");
+    assert_eq!(&bytes[544..550], b"kvctl\0");
+    assert!(bytes[1024..4096].iter().all(|&byte| byte == 0));
 }
 
 #[test]
@@ -173,6 +209,28 @@ fn a_change_of_any_bit_of_a_slot_is_seen() {
         let view = LedgerView::parse(&damaged).unwrap();
         assert_eq!((view.entries.len(), view.torn.as_slice()), (0, [3].as_slice()), "bit {bit}");
     }
+}
+
+/// A release that does not know the budget's record writes the head whole, and nothing behind it.
+#[test]
+fn an_operators_budget_survives_a_head_of_an_older_release() {
+    let mut view = empty();
+    view.header.total = Bytes::gib(8);
+    view.header.decide_budget(Some(Bytes::mib(256)), BudgetAuthor::here(BudgetRight::Operator, "kvctl"));
+    let mut bytes = bytes_of(&view);
+    let older = LedgerHeader { budget: Bytes::gib(1), explicit_budget: true, ..view.header };
+    bytes[..RECORD_BYTES].copy_from_slice(&format::encode_header(&older, 0, UID));
+    let mut read = LedgerView::parse(&bytes).unwrap();
+    assert_eq!((read.header.budget, read.header.setting), (Bytes::mib(256), view.header.setting));
+    let writes = format::plan_writes(&bytes, &mut read, UID);
+    assert_eq!(writes.iter().map(|(at, _)| *at).collect::<Vec<_>>(), [0], "the next update puts the head right");
+    apply(&mut bytes, &writes[0]);
+    assert_eq!(u64::from_le_bytes(bytes[48..56].try_into().unwrap()), Bytes::mib(256).0);
+    // A record that is damaged says nothing, and is written anew.
+    bytes[600] ^= 1;
+    let mut read = LedgerView::parse(&bytes).unwrap();
+    assert_eq!((read.header.budget, read.header.setting), (Bytes::mib(256), BudgetSetting::default()));
+    assert_eq!(format::plan_writes(&bytes, &mut read, UID).len(), 2);
 }
 
 #[test]

@@ -19,6 +19,7 @@ use tidekv_core::share::PoolClaim;
 use tidekv_core::units::{Bytes, GroupId};
 use tidekv_fork::ClosedInChild;
 
+use super::budget::BudgetSetting;
 use super::format::owner_byte;
 use crate::events::Note;
 use crate::lock::is_locked;
@@ -54,6 +55,8 @@ pub struct LedgerHeader {
     pub budget: Bytes,
     /// Whether somebody gave the budget, so that nobody derives it.
     pub explicit_budget: bool,
+    /// Who decided about the budget.
+    pub setting: BudgetSetting,
     /// When `total` and `non_pool` were last looked at, as [`now_ms`](crate::now_ms).
     pub refreshed_ms: u64,
     /// How often anything in this ledger has changed.
