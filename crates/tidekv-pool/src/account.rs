@@ -99,7 +99,6 @@ pub(crate) struct Account {
     ledger: Ledger,
     /// What says how much memory the device has; a ledger without a device has none.
     backend: Option<Arc<dyn Backend>>,
-    utilization: f64,
     has_table: bool,
     pub(crate) tally: Tally,
     granted: AtomicU64,
@@ -117,12 +116,11 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    pub(crate) fn new(entry: OwnedEntry, backend: Option<Arc<dyn Backend>>, utilization: f64, has_table: bool) -> Self {
+    pub(crate) fn new(entry: OwnedEntry, backend: Option<Arc<dyn Backend>>, has_table: bool) -> Self {
         Self {
             ledger: entry.ledger().clone(),
             entry,
             backend,
-            utilization,
             has_table,
             tally: Tally::default(),
             granted: AtomicU64::new(0),
@@ -351,20 +349,24 @@ impl Account {
         let look = ledger.zip(memory).map(|(ledger, memory)| DeviceLook { memory, changes: ledger.header.changes });
         self.update(Instant::now() + LEDGER_PATIENCE, |view, me| {
             let is_of_now = look.is_none_or(|look| look.is_of(view));
-            let me = self.tidy(view, me);
+            self.tidy(view, me);
             let Some(DeviceLook { memory, .. }) = look.filter(|_| is_of_now) else { return is_of_now };
             let returning = view.entries.iter().any(|entry| entry.state == EntryState::Returning);
             let falls = non_pool_falls(view, memory);
             // While memory of the dead comes back a fall says nothing: they are counted, and it is gone.
             let fell_before = self.saw_fall.swap(falls && !returning, Relaxed);
-            if !returning
-                && (!falls || fell_before)
-                && refresh_budget(view, memory, self.utilization, self.is_asynchronous(), now_ms())
-            {
-                note_budget(view, me, Reason::OtherUsers);
+            if !returning && (!falls || fell_before) {
+                refresh_budget(view, memory, self.is_asynchronous(), now_ms());
             }
             true
         })
+    }
+
+    /// Whether pools hold more than a budget that somebody gave. Looked at under the lock: a reader without it may see memory twice that
+    /// goes from one pool to another, and nothing in use is given up for that.
+    pub(crate) fn is_above_given_budget(&self, view: &LedgerView) -> bool {
+        let is_above = |view: &LedgerView| view.header.explicit_budget && view.reserved() > view.header.budget;
+        is_above(view) && self.update(Instant::now() + LEDGER_PATIENCE, |view, _| is_above(view)).unwrap_or(false)
     }
 
     /// Whether the entry in the ledger says something else than [`write`](Self::write) would.
@@ -439,12 +441,6 @@ fn until_ms(time: Duration) -> u64 {
     now_ms().saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// The budget changed, and this pool noticed.
-pub(crate) fn note_budget(view: &mut LedgerView, me: usize, reason: Reason) {
-    let (slot, others_use) = (view.entries[me].slot, view.header.non_pool);
-    view.note(slot, Note::new(EventKind::Budget, reason, others_use));
-}
-
 /// Why `bytes` were not granted when `free` were free, and to whom the rest belongs.
 fn refusal(view: &LedgerView, me: usize, bytes: Bytes, free: Bytes) -> Note {
     let mine = &view.entries[me];
@@ -490,7 +486,7 @@ mod tests {
     use tidekv_core::units::GroupId;
     use tidekv_mem::fake::FakeBackend;
     use tidekv_mem::{CallMeter, Capabilities, MemError, MemoryInfo, RawPages, Region, RegionOptions};
-    use tidekv_shm::{DeviceName, EntrySpec, PoolName, RuntimeDir};
+    use tidekv_shm::{BudgetAuthor, BudgetRight, DeviceName, EntrySpec, PoolName, RuntimeDir};
 
     use super::*;
 
@@ -558,7 +554,11 @@ mod tests {
             meanwhile: Mutex::new(None),
         });
         device.neighbour_holds(Bytes::mib(100));
-        let account = Account::new(register("pool"), Some(device.clone()), 0.5, true);
+        let account = Account::new(register("pool"), Some(device.clone()), true);
+        let half = |view: &mut LedgerView, _| {
+            view.header.decide_utilization(0.5, BudgetAuthor::here(BudgetRight::Pool, "pool"));
+        };
+        account.publish(Figures::default(), half).unwrap();
         let header = || {
             let header = open().read().unwrap().header;
             (header.non_pool, header.budget)

@@ -27,8 +27,6 @@ use crate::reserve::ReservePolicy;
 /// How long pages stay idle before they are given back, unless told otherwise.
 pub const DEFAULT_DECAY: Duration = Duration::from_secs(2);
 
-/// The part of a device that pools and everybody else may fill together, unless told otherwise.
-pub const DEFAULT_UTILIZATION: f64 = 0.95;
 const KVCACHED_MIN_RESERVED: u32 = 5;
 const KVCACHED_MAX_RESERVED: u32 = 10;
 
@@ -83,10 +81,12 @@ pub struct PoolConfig {
     pub unmapped_reads: UnmappedReads,
     /// Folder of segments and ledgers.
     pub runtime_dir: RuntimeDir,
-    /// What all pools of the device may hold together; `None` for `total x utilization` less what others hold.
+    /// What all pools of the device may hold together; `None` for what others or an operator gave, else `total x utilization` less
+    /// what no pool holds. Of two pools that give one the later counts, and an operator's counts above both.
     pub budget: Option<Bytes>,
-    /// Part of the device that pools may use, above 0 and at most 1.
-    pub utilization: f64,
+    /// Part of the device that pools may use where nobody gave a budget, above 0 and at most 1; `None` for what others say,
+    /// else [`DEFAULT_UTILIZATION`](crate::DEFAULT_UTILIZATION).
+    pub utilization: Option<f64>,
     /// Limit at the start; `None` for the whole reservation.
     pub limit: Option<Bytes>,
     /// Part of the device under contention.
@@ -195,7 +195,7 @@ impl PoolConfig {
             unmapped_reads: UnmappedReads::default(),
             runtime_dir: RuntimeDir::from_env(),
             budget: None,
-            utilization: DEFAULT_UTILIZATION,
+            utilization: None,
             limit: None,
             share: Share::default(),
             reserve: ReservePolicy::Auto,
@@ -237,8 +237,9 @@ impl PoolConfig {
         }
         if let Some(text) = get("KVCACHED_GPU_UTILIZATION") {
             let parsed = text.trim().parse().ok().filter(|&part| is_part(part));
-            self.utilization =
+            let parsed =
                 parsed.ok_or_else(|| bad("KVCACHED_GPU_UTILIZATION", &text, "a number above 0 and at most 1"))?;
+            self.utilization = Some(parsed);
         }
         self.reserve = self.reserve.with_variables(get)?;
         Ok(self)
@@ -254,8 +255,8 @@ impl PoolConfig {
 
     /// Checks what types alone do not.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        if !is_part(self.utilization) {
-            return Err(ConfigError::Utilization { value: self.utilization });
+        if let Some(value) = self.utilization.filter(|&value| !is_part(value)) {
+            return Err(ConfigError::Utilization { value });
         }
         if self.share.weight == 0 {
             return Err(ConfigError::Weight);
@@ -336,7 +337,7 @@ mod tests {
     fn the_environment_decides_what_it_speaks_about() {
         let untouched = read(&[]).unwrap();
         assert_eq!(untouched.name.as_str(), "given");
-        assert_eq!((untouched.utilization, untouched.reserve), (0.95, ReservePolicy::Auto));
+        assert_eq!((untouched.utilization, untouched.reserve), (None, ReservePolicy::Auto));
 
         let set = read(&[
             ("KVCACHED_IPC_NAME", "my pool"),
@@ -349,7 +350,7 @@ mod tests {
         assert_eq!(set.name.as_str(), "my-pool");
         assert_eq!(set.runtime_dir, RuntimeDir::at("/tmp/elsewhere"));
         assert_eq!(set.geometry.chunk, ChunkChoice::Bytes(Bytes::mib(4)));
-        assert_eq!((set.budget, set.utilization), (Some(Bytes(3 << 29)), 0.8));
+        assert_eq!((set.budget, set.utilization), (Some(Bytes(3 << 29)), Some(0.8)));
     }
 
     #[test]

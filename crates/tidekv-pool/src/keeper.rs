@@ -289,7 +289,8 @@ impl Keeper {
 
     fn owed(&self, view: &LedgerView, me: usize) -> Owed {
         let evictable = self.inner.bytes_of(self.inner.evictable_pages() as usize);
-        let here = Owed::on_device(view, self.claims(view, me), me, evictable, self.inner.page_bytes());
+        let is_above = self.inner.account.is_above_given_budget(view);
+        let here = Owed::on_device(view, self.claims(view, me), me, is_above, evictable, self.inner.page_bytes());
         here.max(self.inner.memory.owed(|| self.inner.spare_pages()))
     }
 

@@ -89,7 +89,7 @@ mod table;
 mod wake;
 pub mod worker;
 
-pub use config::{ConfigError, DEFAULT_DECAY, DEFAULT_UTILIZATION, MemorySource, PoolConfig, Share};
+pub use config::{ConfigError, DEFAULT_DECAY, MemorySource, PoolConfig, Share};
 pub use error::{PoolError, Shortage};
 pub use fleet::{Fleet, FleetConfig, FleetError, FleetGroup, FleetPages, RankFault, RankId, Scope};
 pub use limits::{LimitState, LimitStatus};
@@ -97,4 +97,5 @@ pub use pool::KvPool;
 pub use reclaim::ReclaimRequest;
 pub use reserve::{AUTO_RESERVE_MAX, ReservePolicy};
 pub use snapshot::PoolSnapshot;
+pub use tidekv_shm::DEFAULT_UTILIZATION;
 pub use worker::{Worker, WorkerConfig, WorkerGroupConfig, WorkerGroups};

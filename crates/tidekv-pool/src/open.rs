@@ -131,28 +131,24 @@ fn take_entry(config: &PoolConfig, name: &PoolName, geometry: &Geometry, limit: 
     };
     let named = |id: &str| DeviceName::new(id).map_err(ConfigError::Name);
     let capacity = capacity(geometry, geometry.page_count());
-    let (device, memory, backend, budget) = match &config.memory {
+    let (device, memory, backend, utilization) = match &config.memory {
         MemorySource::Backend(backend) => {
             let memory = backend.memory()?;
-            (named(&backend.capabilities().id)?, memory, Some(Arc::clone(backend)), config.budget)
+            (named(&backend.capabilities().id)?, memory, Some(Arc::clone(backend)), config.utilization)
         }
         MemorySource::Reservation(reservation) => {
             let backend = reservation.backend();
-            (named(&backend.capabilities().id)?, backend.memory()?, Some(Arc::clone(backend)), config.budget)
+            (named(&backend.capabilities().id)?, backend.memory()?, Some(Arc::clone(backend)), config.utilization)
         }
-        // No device of ours: a ledger of this pool alone, so that limits, counters and tools are as everywhere.
+        // No device of ours: a ledger of this pool alone, so that limits, counters and tools are as everywhere. All of it is the
+        // pool's.
         MemorySource::Fleet(_) => {
             let memory = MemoryInfo { total: capacity, free: capacity };
-            (
-                named(&fleet_device(&name.with_group(config.group)))?,
-                memory,
-                None,
-                Some(config.budget.unwrap_or(capacity)),
-            )
+            (named(&fleet_device(&name.with_group(config.group)))?, memory, None, Some(1.0))
         }
     };
     let device = config.device.clone().unwrap_or(device);
-    let (runtime_dir, utilization) = (&config.runtime_dir, config.utilization);
+    let (runtime_dir, budget) = (&config.runtime_dir, config.budget);
     let terms = Terms { runtime_dir, device, memory, backend, budget, utilization, has_table: true };
     terms.register(spec).map_err(PoolError::Ledger)
 }

@@ -9,7 +9,7 @@
 //!
 //! Running requests make room for the firm part alone (decision 0019).
 
-use tidekv_core::share::{PoolClaim, owed};
+use tidekv_core::share::{PoolClaim, owed, owed_to_given};
 use tidekv_core::units::Bytes;
 use tidekv_shm::{EntryState, LedgerEntry, LedgerView};
 
@@ -22,14 +22,17 @@ pub(crate) struct Owed {
 }
 
 impl Owed {
-    /// By what the ledger says: `claims` of all pools, of which `me` could evict so much.
+    /// By what the ledger says: `claims` of all pools, of which `me` could evict so much. What is held above a given budget goes even if
+    /// it is in use.
     pub(crate) fn on_device(
         view: &LedgerView,
         mut claims: Vec<PoolClaim>,
         me: usize,
+        is_above_given_budget: bool,
         evictable: Bytes,
         page: Bytes,
     ) -> Self {
+        let owed = if is_above_given_budget { owed_to_given } else { owed };
         let pages = |claims: &[PoolClaim]| pages_of(owed(view.header.budget, claims, me), page);
         let firm = pages(&claims);
         claims[me].in_use = claims[me].in_use.saturating_sub(evictable);

@@ -94,29 +94,19 @@ fn non_pool(view: &LedgerView, memory: MemoryInfo) -> Bytes {
     memory.total.saturating_sub(memory.free).saturating_sub(view.reserved())
 }
 
-/// Notes what others than pools use, and derives the budget from it unless somebody gave one. Says whether the budget changed.
+/// Notes what others than pools use, and derives the budget from it unless somebody gave one.
 ///
 /// On an asynchronous device that is noted beside a given budget too: [`settle_returning`] must know it to see that memory is back.
-pub(crate) fn refresh_budget(
-    view: &mut LedgerView,
-    memory: MemoryInfo,
-    utilization: f64,
-    asynchronous: bool,
-    now_ms: u64,
-) -> bool {
+pub(crate) fn refresh_budget(view: &mut LedgerView, memory: MemoryInfo, asynchronous: bool, now_ms: u64) {
     let non_pool = non_pool(view, memory);
     let header = &mut view.header;
     let moved = non_pool.0.abs_diff(header.non_pool.0) >= NOISE.0 || header.total != memory.total;
     let is_needed = asynchronous || !header.explicit_budget;
-    if !is_needed || !(moved || header.refreshed_ms == 0) {
-        return false;
+    if is_needed && (moved || header.refreshed_ms == 0) {
+        (header.total, header.non_pool, header.refreshed_ms) = (memory.total, non_pool, now_ms);
     }
-    (header.total, header.non_pool, header.refreshed_ms) = (memory.total, non_pool, now_ms);
-    if header.explicit_budget {
-        return false;
-    }
-    header.budget = memory.total.part(utilization).saturating_sub(non_pool);
-    true
+    // Also where nothing moved: an older release derives it from a part of its own.
+    header.derive_budget();
 }
 
 #[cfg(test)]
@@ -124,7 +114,7 @@ mod tests {
     use std::time::Instant;
 
     use tidekv_core::units::GroupId;
-    use tidekv_shm::{DeviceName, EntrySpec, Ledger, PoolName, RuntimeDir};
+    use tidekv_shm::{BudgetAuthor, BudgetRight, DeviceName, EntrySpec, Ledger, PoolName, RuntimeDir};
 
     use super::*;
 
@@ -192,13 +182,23 @@ mod tests {
         with_dead(1000, |view| {
             let memory = |used| MemoryInfo { total: Bytes::gib(1), free: Bytes::gib(1).saturating_sub(used) };
             let pools = view.reserved();
-            assert!(refresh_budget(view, memory(Bytes(pools.0 + Bytes::mib(24).0)), 0.5, false, 7));
-            assert_eq!(view.header.budget, Bytes::mib(512 - 24));
-            assert!(!refresh_budget(view, memory(Bytes(pools.0 + Bytes::mib(30).0)), 0.5, false, 8), "6 MiB are noise");
-            assert!(refresh_budget(view, memory(Bytes(pools.0 + Bytes::mib(600).0)), 0.5, true, 9));
-            assert_eq!(view.header.budget, Bytes::ZERO, "others hold more than our part");
-            view.header.explicit_budget = true;
-            assert!(!refresh_budget(view, memory(pools), 0.5, false, 10), "somebody gave a budget");
+            view.header.decide_utilization(0.5, BudgetAuthor::here(BudgetRight::Pool, "alive"));
+            let mut budget_with = |others: Bytes, asynchronous| {
+                refresh_budget(view, memory(Bytes(pools.0 + others.0)), asynchronous, 7);
+                view.header.budget
+            };
+            assert_eq!(budget_with(Bytes::mib(24), false), Bytes::mib(512 - 24));
+            assert_eq!(budget_with(Bytes::mib(30), false), Bytes::mib(512 - 24), "6 MiB are noise");
+            assert_eq!(budget_with(Bytes::mib(600), true), Bytes::ZERO, "others hold more than our part");
+            (view.header.budget, view.header.explicit_budget) = (Bytes::mib(3), true);
+            refresh_budget(view, memory(pools), false, 10);
+            assert_eq!(view.header.budget, Bytes::mib(3), "somebody gave a budget");
+            // What an older release derives with a part of its own is put right, though nothing moved.
+            view.header.explicit_budget = false;
+            refresh_budget(view, memory(pools), false, 11);
+            view.header.budget = Bytes::mib(900);
+            refresh_budget(view, memory(pools), false, 12);
+            assert_eq!(view.header.budget, Bytes::mib(512));
         });
     }
 
@@ -213,8 +213,8 @@ mod tests {
             let weights = Bytes::mib(300);
             let used = Bytes(view.reserved().0 + weights.0);
             let memory = MemoryInfo { total: Bytes::gib(1), free: Bytes::gib(1).saturating_sub(used) };
-            assert!(!refresh_budget(view, memory, 0.5, true, 900), "the budget stays as it was given");
-            assert_eq!((view.header.budget, view.header.non_pool), (Bytes::mib(200), weights));
+            refresh_budget(view, memory, true, 900);
+            assert_eq!((view.header.budget, view.header.non_pool), (Bytes::mib(200), weights), "as it was given");
             assert!(!non_pool_falls(view, memory));
             let early = MemoryInfo { free: Bytes(memory.free.0 + Bytes::mib(64).0), ..memory };
             assert!(non_pool_falls(view, early), "memory that is back before anybody died");

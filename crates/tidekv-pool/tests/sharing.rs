@@ -434,7 +434,7 @@ fn a_pool_that_ends_leaves_its_memory_to_the_others() {
 #[test]
 fn without_a_budget_the_device_decides() {
     let device = Device::new(1);
-    let config = PoolConfig { budget: None, utilization: 0.5, ..device.config("a") };
+    let config = PoolConfig { budget: None, utilization: Some(0.5), ..device.config("a") };
     let pool = KvPool::open(config).unwrap();
     let header = device.ledger().read().unwrap().header;
     let total = tidekv_mem::Backend::memory(&*device.backend).unwrap().total;

@@ -100,9 +100,7 @@ pub(crate) fn open(args: OpenArgs<'_>) -> Result<Opened, Refused> {
     if let Some(dir) = &args.runtime_dir {
         config.runtime_dir = RuntimeDir::at(dir);
     }
-    if let Some(utilization) = args.utilization {
-        config.utilization = utilization;
-    }
+    config.utilization = args.utilization.or(config.utilization);
     if let Some((min, max)) = args.reserve {
         config.reserve = ReservePolicy::Fixed { min, max };
     }

@@ -20,9 +20,6 @@ use crate::convert;
 use crate::error::{Refused, not_picklable, sentence};
 use crate::region::{Owned, Region};
 
-/// Part of the device that pools and workers may use, unless told otherwise.
-const UTILIZATION: f64 = 0.95;
-
 /// A worker that has its place.
 struct Placed {
     /// Until it is started.
@@ -155,7 +152,7 @@ impl Worker {
         let region = Arc::clone(&region.get().state);
         let config = WorkerGroupConfig {
             budget: budget.map(Bytes),
-            utilization: utilization.unwrap_or(UTILIZATION),
+            utilization,
             share: Share { floor: Bytes(floor), ceiling: ceiling.map(Bytes), weight, priority },
             ..WorkerGroupConfig::new(GroupId(group), Arc::clone(&region.reservation))
         };

@@ -126,12 +126,12 @@ impl KvMode {
 pub enum KvBudget {
     /// So much.
     Given(Bytes),
-    /// Nobody said: on a GPU what the card has, on the processor a little.
+    /// What the device's pools have, whoever decided that; nobody is told another.
     Derived {
-        /// The part of the card that weights, pools and all others may fill together; above 0 and at most 1.
-        utilization: f64,
-        /// On the processor, which has no memory of its own.
-        host: Bytes,
+        /// The part of the device that weights, pools and all others may fill together; above 0 and at most 1. `None` for the default.
+        utilization: Option<f64>,
+        /// What was given for the processor alone (`KVCACHED_HOST_BUDGET`).
+        host: Option<Bytes>,
     },
 }
 

@@ -49,8 +49,8 @@ pub struct ServeCli {
     #[arg(long, value_name = "MODE")]
     pub kv: Option<String>,
 
-    /// What all pools of the device may hold together [default: on a GPU what --gpu-memory-utilization leaves, on the
-    /// processor $KVCACHED_HOST_BUDGET, else 1G]
+    /// What all pools of the device may hold together [default: on the processor $KVCACHED_HOST_BUDGET, else what others gave,
+    /// else what --gpu-memory-utilization leaves; there this server alone never takes more than 1G]
     #[arg(long, value_name = "SIZE")]
     pub kv_budget: Option<String>,
 

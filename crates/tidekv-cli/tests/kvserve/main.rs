@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail the test")]
 
+mod budget;
 mod load;
 #[allow(dead_code, reason = "the tests of neighbours use the rest")]
 mod process;

@@ -65,10 +65,17 @@ impl Server {
 
     /// On the same device as whoever uses `dir`.
     pub(crate) fn start_in(dir: Arc<TempDir>, args: &[&str], change: impl FnOnce(&mut Command)) -> Self {
+        let budget: &[&str] = if args.contains(&"--kv-budget") { &[] } else { &["--kv-budget", "64M"] };
+        Self::start_as_told(dir, &[budget, args].concat(), change)
+    }
+
+    /// The same with the budget that a server has whom nobody tells one.
+    pub(crate) fn start_bare_in(dir: Arc<TempDir>) -> Self {
+        Self::start_as_told(dir, &[], |_| ())
+    }
+
+    fn start_as_told(dir: Arc<TempDir>, args: &[&str], change: impl FnOnce(&mut Command)) -> Self {
         let mut command = kvserve(dir.path(), &["--port", "0", "--threads", "1"]);
-        if !args.contains(&"--kv-budget") {
-            command.args(["--kv-budget", "64M"]);
-        }
         command.args(args).stdout(Stdio::piped());
         change(&mut command);
         let mut child = command.spawn().unwrap();

@@ -217,7 +217,8 @@ impl WorkerGroup {
         let over = pages_of(claims[me].held.saturating_sub(entry.limit.min(entry.ceiling)), self.bytes_of(1));
         let evictable = self.bytes_of(self.idle.evictable as usize);
         // A limit is firm.
-        Owed::on_device(view, claims, me, evictable, self.bytes_of(1)).max(Owed { pages: over, firm: over })
+        let is_above = self.account.is_above_given_budget(view);
+        Owed::on_device(view, claims, me, is_above, evictable, self.bytes_of(1)).max(Owed { pages: over, firm: over })
     }
 
     /// What a pool's background thread does for its entry: expired demand, dead neighbours, figures.

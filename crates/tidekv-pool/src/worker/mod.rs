@@ -86,10 +86,10 @@ pub struct WorkerGroupConfig {
     pub reservation: Arc<Reservation>,
     /// Whose ledger to use; `None` for the back-end's own.
     pub device: Option<DeviceName>,
-    /// What all pools of the device may hold together; `None` for `total x utilization` less what others hold.
+    /// What all pools of the device may hold together, as [`PoolConfig::budget`](crate::PoolConfig::budget).
     pub budget: Option<Bytes>,
-    /// Part of the device that pools may use, above 0 and at most 1.
-    pub utilization: f64,
+    /// Part of the device that pools may use, as [`PoolConfig::utilization`](crate::PoolConfig::utilization).
+    pub utilization: Option<f64>,
     /// Part of the device under contention.
     pub share: Share,
 }
@@ -97,7 +97,7 @@ pub struct WorkerGroupConfig {
 impl WorkerGroupConfig {
     /// The defaults: the device's own ledger, shared alike.
     pub fn new(group: GroupId, reservation: Arc<Reservation>) -> Self {
-        Self { group, reservation, device: None, budget: None, utilization: 0.95, share: Share::default() }
+        Self { group, reservation, device: None, budget: None, utilization: None, share: Share::default() }
     }
 }
 

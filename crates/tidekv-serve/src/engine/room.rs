@@ -6,26 +6,30 @@
 //!                                               └ a part of the card (0.95), less what no pool holds ┘
 //! ```
 //!
-//! A budget that somebody gave holds as it is. Where nobody gave one, a GPU's is derived: the pools watch what the card has free and share the
-//! rest. Then the reservation, which is addresses alone, is as large as the part of the card ever gets; a static cache is what is
-//! left of it now. Decisions here are pure: numbers in, numbers out.
+//! A budget that somebody gave holds as it is. Where nobody gave one, it is derived: the pools watch what the device has free and share the
+//! rest. Then a GPU's reservation, which is addresses alone, is as large as the part of the card ever gets; a static cache is what is
+//! left of it now. On the processor one server is content with [`HOST_DEFAULT`]: that bounds itself and no neighbour. Decisions here are pure: numbers in, numbers out.
 
 use tidekv_core::geometry::{Capacity, Geometry, GeometryConfig, GeometryError};
 use tidekv_core::units::{Buffer, Bytes};
 use tidekv_mem::MemoryInfo;
+use tidekv_pool::DEFAULT_UTILIZATION;
 
 use super::start::StartError;
 use crate::config::{KvBudget, KvChoice, KvMode};
 
 /// A reservation has no more: bookkeeping costs some bytes for each block, and only toy models could have so many.
 const MAX_TOKENS: u64 = 1 << 26;
+/// What a server takes on the processor at most where nobody gave a budget: enough for some hundred thousand tokens of a small model, and
+/// little enough for a laptop.
+const HOST_DEFAULT: Bytes = Bytes::gib(1);
 
 /// What a pool is opened with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Room {
-    /// What all pools of the device may hold together; `None` where the device says.
+    /// What all pools of the device may hold together, where it was given.
     pub(super) budget: Option<Bytes>,
-    /// The part of the device that they may use then.
+    /// The part of the device that they may use, where it was given.
     pub(super) utilization: Option<f64>,
     pub(super) mode: KvMode,
     /// Addresses for so much.
@@ -37,11 +41,12 @@ impl Room {
     pub(super) fn new(kv: KvChoice, budget: KvBudget, card: Option<MemoryInfo>) -> Result<Self, StartError> {
         let (given, most, now, utilization) = match (budget, card) {
             (KvBudget::Given(bytes), _) => (Some(bytes), bytes, bytes, None),
-            (KvBudget::Derived { host, .. }, None) => (Some(host), host, host, None),
+            (KvBudget::Derived { host: Some(host), utilization }, None) => (Some(host), host, host, utilization),
+            (KvBudget::Derived { host: None, utilization }, None) => (None, HOST_DEFAULT, HOST_DEFAULT, utilization),
             (KvBudget::Derived { utilization, .. }, Some(card)) => {
-                let share = card.total.part(utilization);
+                let share = card.total.part(utilization.unwrap_or(DEFAULT_UTILIZATION));
                 let used = card.total.saturating_sub(card.free);
-                (None, share, share.saturating_sub(used), Some(utilization))
+                (None, share, share.saturating_sub(used), utilization)
             }
         };
         let mode = kv.within(now);
@@ -55,7 +60,7 @@ impl Room {
     /// The largest geometry within the reservation. One that nobody asked for in bytes is made as small as kernels need it.
     pub(super) fn geometry(&self, config: GeometryConfig) -> Result<GeometryConfig, GeometryError> {
         let mut reservation = self.reservation;
-        if self.utilization.is_some() && self.mode == KvMode::Elastic {
+        if self.budget.is_none() && self.mode == KvMode::Elastic {
             let block = u64::from(config.shape.layers) * 2 * config.shape.block_bytes(Buffer::Key)?.0;
             reservation =
                 reservation.min(Bytes((MAX_TOKENS / u64::from(config.shape.block_tokens)).saturating_mul(block)));
@@ -63,7 +68,7 @@ impl Room {
         loop {
             let config = GeometryConfig { capacity: Capacity::Budget(reservation), ..config };
             match Geometry::new(&config) {
-                Err(GeometryError::TooManyIds { .. }) if self.utilization.is_some() => {
+                Err(GeometryError::TooManyIds { .. }) if self.budget.is_none() => {
                     reservation = Bytes(reservation.0 / 2)
                 }
                 Err(error) => return Err(error),
@@ -81,7 +86,7 @@ mod tests {
     use super::*;
 
     const HOST: Bytes = Bytes::gib(1);
-    const DERIVED: KvBudget = KvBudget::Derived { utilization: 0.95, host: HOST };
+    const DERIVED: KvBudget = KvBudget::Derived { utilization: None, host: None };
     const CARD: MemoryInfo = MemoryInfo { total: Bytes::gib(100), free: Bytes::gib(80) };
 
     #[test]
@@ -101,11 +106,16 @@ mod tests {
     }
 
     #[test]
-    fn without_one_the_processor_has_a_small_one_and_a_gpu_its_part_of_the_card() {
+    fn without_one_a_server_is_content_with_little_of_the_processor_and_with_its_part_of_a_gpu() {
         let room = Room::new(KvChoice::Elastic, DERIVED, None).unwrap();
-        assert_eq!((room.budget, room.reservation), (Some(HOST), HOST));
+        assert_eq!((room.budget, room.reservation), (None, HOST_DEFAULT), "a default is nobody else's budget");
+        let told = KvBudget::Derived { utilization: Some(0.5), host: Some(HOST) };
+        let room = Room::new(KvChoice::Elastic, told, None).unwrap();
+        assert_eq!((room.budget, room.utilization, room.reservation), (Some(HOST), Some(0.5), HOST));
+        let room = Room::new(KvChoice::Elastic, told, Some(CARD)).unwrap();
+        assert_eq!((room.budget, room.utilization, room.reservation), (None, Some(0.5), Bytes::gib(50)));
         let room = Room::new(KvChoice::Elastic, DERIVED, Some(CARD)).unwrap();
-        assert_eq!((room.budget, room.utilization, room.reservation), (None, Some(0.95), Bytes::gib(95)));
+        assert_eq!((room.budget, room.utilization, room.reservation), (None, None, Bytes::gib(95)));
         // Weights and everybody else hold 20 of the 95.
         let fixed = Room::new(KvChoice::Static(None), DERIVED, Some(CARD)).unwrap();
         assert_eq!(

@@ -266,7 +266,7 @@ fn open_kv(config: &EngineConfig, shape: &ModelShape, place: Place) -> Result<(K
     let mut pool = PoolConfig::new(config.pool_name.clone(), backend, geometry);
     pool.runtime_dir = config.runtime_dir.clone();
     pool.budget = room.budget;
-    pool.utilization = room.utilization.unwrap_or(pool.utilization);
+    pool.utilization = room.utilization;
     pool.reserve = config.reserve;
     if room.mode != KvMode::Elastic {
         let geometry = Geometry::new(&geometry).map_err(wrong)?;

@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use tidekv_core::geometry::ChunkChoice;
-use tidekv_core::units::Bytes;
-use tidekv_pool::DEFAULT_UTILIZATION;
 use tidekv_serve::config::{EngineConfig, KvBudget, KvChoice};
 use tidekv_serve::connections::ConnectionLimits;
 use tidekv_shm::{PoolName, RuntimeDir};
@@ -15,8 +13,6 @@ use crate::cli::ServeCli;
 use crate::text::parse_duration;
 
 const DEFAULT_MODEL: &str = "synthetic:tiny";
-/// On the processor: enough for some hundred thousand tokens of a small model, and little enough for a laptop.
-const DEFAULT_BUDGET: Bytes = Bytes::gib(1);
 
 /// A server to be started.
 #[derive(Debug)]
@@ -39,10 +35,9 @@ impl ServeRequest {
             Some(text) => KvBudget::Given(text.parse().context("--kv-budget is not a size")?),
             None => KvBudget::Derived {
                 utilization: utilization(cli.gpu_memory_utilization, get("KVCACHED_GPU_UTILIZATION"))?,
-                host: match get("KVCACHED_HOST_BUDGET") {
-                    Some(text) => text.parse().context("KVCACHED_HOST_BUDGET is not a size")?,
-                    None => DEFAULT_BUDGET,
-                },
+                host: get("KVCACHED_HOST_BUDGET")
+                    .map(|text| text.parse().context("KVCACHED_HOST_BUDGET is not a size"))
+                    .transpose()?,
             },
         };
         let kv = match &cli.kv {
@@ -105,15 +100,15 @@ fn model_word(cli: &ServeCli) -> anyhow::Result<String> {
     }
 }
 
-/// The part of a GPU that may be filled: the flag, kvcached's variable, or its default.
-fn utilization(flag: Option<f64>, variable: Option<String>) -> anyhow::Result<f64> {
+/// The part of a GPU that may be filled: the flag or kvcached's variable.
+fn utilization(flag: Option<f64>, variable: Option<String>) -> anyhow::Result<Option<f64>> {
     let (name, part) = match (flag, variable) {
         (Some(part), _) => ("--gpu-memory-utilization", Some(part)),
         (None, Some(text)) => ("KVCACHED_GPU_UTILIZATION", text.trim().parse().ok()),
-        (None, None) => return Ok(DEFAULT_UTILIZATION),
+        (None, None) => return Ok(None),
     };
     match part {
-        Some(part) if part > 0.0 && part <= 1.0 => Ok(part),
+        Some(part) if part > 0.0 && part <= 1.0 => Ok(Some(part)),
         _ => bail!("{name} is not a number above 0 and at most 1"),
     }
 }
@@ -131,6 +126,7 @@ fn is_enabled(value: Option<String>) -> anyhow::Result<bool> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use tidekv_core::units::Bytes;
     use tidekv_serve::config::ComputeChoice;
 
     use super::*;
@@ -179,13 +175,13 @@ mod tests {
     }
 
     #[test]
-    fn the_budget_is_given_or_a_part_of_the_device() {
+    fn the_budget_is_what_was_given_and_nothing_else() {
         let budget = |args: &[&str], variables: &[(&str, &str)]| request(args, variables).unwrap().engine.kv_budget;
         let derived = |utilization, host| KvBudget::Derived { utilization, host };
-        assert_eq!(budget(&[], &[]), derived(0.95, Bytes::gib(1)));
+        assert_eq!(budget(&[], &[]), derived(None, None));
         let part = ("KVCACHED_GPU_UTILIZATION", "0.5");
-        assert_eq!(budget(&[], &[part, ("KVCACHED_HOST_BUDGET", "2G")]), derived(0.5, Bytes::gib(2)));
-        assert_eq!(budget(&["--gpu-memory-utilization", "0.8"], &[part]), derived(0.8, Bytes::gib(1)));
+        assert_eq!(budget(&[], &[part, ("KVCACHED_HOST_BUDGET", "2G")]), derived(Some(0.5), Some(Bytes::gib(2))));
+        assert_eq!(budget(&["--gpu-memory-utilization", "0.8"], &[part]), derived(Some(0.8), None));
         assert_eq!(budget(&["--kv-budget", "64M"], &[part]), KvBudget::Given(Bytes::mib(64)));
     }
 

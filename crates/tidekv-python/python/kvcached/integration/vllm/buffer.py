@@ -12,6 +12,7 @@ is used again holds what its last request left; vLLM itself clears the blocks of
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -33,6 +34,11 @@ _GROUP = 0
 _PADDING = 4096
 """vLLM rounds the allocation up to at most this on some platforms."""
 _WARMUP_WAIT_S = 30.0
+
+
+def _utilization() -> float | None:
+    """The part of the device that pools may use, where somebody said so: a default is nobody else's budget."""
+    return GPU_UTILIZATION if os.environ.get("KVCACHED_GPU_UTILIZATION", "").strip() else None
 
 
 class KvBuffer:
@@ -81,7 +87,7 @@ class KvBuffer:
             region=region,
             pages=last + 1,
             name=f"{self._settings.ranks_name[:40]}-s{self._stage}w{self._rank}-warmup",
-            utilization=GPU_UTILIZATION,
+            utilization=_utilization(),
         )
         try:
             self._warmup.alloc(last + 1, wait=_WARMUP_WAIT_S)
@@ -106,7 +112,7 @@ class KvBuffer:
             self._warmup.close()
             self._warmup = None
         worker = _native.Worker(self._settings.ranks_name, self._rank, stage=self._stage)
-        worker.add_group(_GROUP, self._region, utilization=GPU_UTILIZATION)
+        worker.add_group(_GROUP, self._region, utilization=_utilization())
         worker.start()
         self._worker = worker
 
