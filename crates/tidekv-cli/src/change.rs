@@ -77,7 +77,7 @@ impl Reading {
     pub fn of(pool: &Pool) -> Self {
         match &pool.place {
             Some(place) => Self {
-                used: place.entry.in_use,
+                used: place.usage().used(),
                 held: place.entry.reserved,
                 pages: Some(PageCounts { maps: place.entry.counters.maps, unmaps: place.entry.counters.unmaps }),
             },

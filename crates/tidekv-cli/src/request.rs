@@ -65,6 +65,8 @@ pub enum Action {
     Trim {
         /// By this pool.
         name: String,
+        /// Cached prefixes as well.
+        cached: bool,
         /// And wait for it.
         wait: Option<Duration>,
     },
@@ -316,7 +318,9 @@ impl Request {
             Command::Delete(args) => Action::Delete { name: pool_name(&args.name)?, force: args.force },
             Command::Gc(args) => Action::Gc { dry_run: args.dry_run, json: args.json },
             Command::Arena(args) => Action::Arena(arena(&args.command)?),
-            Command::Trim(args) => Action::Trim { name: pool_name(&args.name)?, wait: wait(&args.wait)? },
+            Command::Trim(args) => {
+                Action::Trim { name: pool_name(&args.name)?, cached: args.cached, wait: wait(&args.wait)? }
+            }
             Command::Kvtop(args) => Action::Top(TopRequest::new(args)?),
             Command::Watch(args) => {
                 let interval = interval(&args.interval).context("--interval")?;
@@ -446,7 +450,7 @@ mod tests {
         );
         assert_eq!(
             request(&["trim", "VLLM", "--wait"]).unwrap(),
-            Action::Trim { name: "VLLM".to_owned(), wait: Some(Duration::from_secs(5)) }
+            Action::Trim { name: "VLLM".to_owned(), cached: false, wait: Some(Duration::from_secs(5)) }
         );
         let Action::Share { change, .. } = request(&["share", "a", "--priority", "-3", "--ceiling", "none"]).unwrap()
         else {

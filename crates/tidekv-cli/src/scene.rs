@@ -12,7 +12,7 @@
 
 use std::path::PathBuf;
 
-use tidekv_core::share::{fair_shares, owed};
+use tidekv_core::share::{MemoryUse, fair_shares, owed_with_cached};
 use tidekv_core::units::Bytes;
 use tidekv_shm::{
     DeviceName, EntryState, Ledger, LedgerEntry, LedgerError, LedgerHeader, LedgerView, PoolName, RuntimeDir,
@@ -161,6 +161,13 @@ impl Scene {
     }
 }
 
+impl Place {
+    /// What it holds and what that is good for. What a dead owner held is needed until it is back.
+    pub fn usage(&self) -> MemoryUse {
+        if self.alive { self.entry.usage() } else { MemoryUse::all_needed(self.entry.reserved) }
+    }
+}
+
 impl Pool {
     /// The limit as kvcached's tools see it.
     pub fn limit(&self) -> i64 {
@@ -175,7 +182,7 @@ impl Pool {
     pub fn used(&self) -> i64 {
         match (&self.segment, &self.place) {
             (Some(segment), _) => segment.used,
-            (None, Some(place)) => saturate(place.entry.in_use),
+            (None, Some(place)) => saturate(place.entry.usage().used()),
             (None, None) => 0,
         }
     }
@@ -184,7 +191,7 @@ impl Pool {
     pub fn prealloc(&self) -> i64 {
         match (&self.segment, &self.place) {
             (Some(segment), _) => segment.prealloc,
-            (None, Some(place)) => saturate(place.entry.idle),
+            (None, Some(place)) => saturate(place.entry.usage().idle),
             (None, None) => 0,
         }
     }
@@ -270,7 +277,7 @@ fn look_at_ledger(dir: &RuntimeDir, device: &DeviceName) -> Result<Option<(Ledge
         entry,
         alive: alive[index],
         fair: fair[index],
-        owed: owed(view.header.budget, &claims, index),
+        owed: owed_with_cached(view.header.budget, &claims, index, view.header.explicit_budget),
     });
     Ok(Some((view.header, places.collect())))
 }

@@ -69,8 +69,10 @@ impl Tally {
 /// What only the table knows, taken before an update.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Figures {
-    /// Held and not needed: idle pages and those on their way out.
+    /// Held with nothing in it: idle pages and those on their way out.
     pub(crate) spare: Bytes,
+    /// Held for what the engine only keeps in case.
+    pub(crate) cached: Bytes,
     /// What the engine was asked to free.
     pub(crate) reclaim: Bytes,
 }
@@ -388,6 +390,7 @@ impl Account {
         entry.idle = figures.spare.min(entry.reserved);
         // Pages being mapped count as used: they are about to be.
         entry.in_use = entry.reserved.saturating_sub(entry.idle);
+        entry.cached = figures.cached.min(entry.in_use);
         entry.demand = self.demand();
         entry.wish = Bytes(self.wish.load(Relaxed));
         entry.reclaim = figures.reclaim;

@@ -28,7 +28,7 @@ use crate::limits::{LimitState, LimitStatus, Limits, Verdict};
 use crate::memory::PoolMemory;
 use crate::reclaim::Mailbox;
 use crate::steps::Steps;
-use crate::table::TableLock;
+use crate::table::{Table, TableLock};
 use crate::wake::Bell;
 
 #[derive(Debug)]
@@ -74,9 +74,20 @@ impl Inner {
 
     /// What the ledger should say of this pool.
     pub(crate) fn figures(&self) -> Figures {
-        let counts = self.table.lock().blocks.pages().counts();
+        let (counts, cached) = self.page_counts_of(&self.table.lock());
         let spare = self.bytes_of((counts.idle + counts.draining + counts.unmapping) as usize);
-        Figures { spare, reclaim: self.mailbox.peek().bytes }
+        Figures { spare, cached: self.bytes_of(cached as usize), reclaim: self.mailbox.peek().bytes }
+    }
+
+    /// Where the pages are, and how many of those in use are there for what the engine only keeps: the part of the
+    /// blocks in use that it said it keeps, of the pages in use. Exact where all blocks are kept, or none. Else a
+    /// guess: nobody says which blocks are kept, and kept ones may lie beside others.
+    pub(crate) fn page_counts_of(&self, table: &Table) -> (PageCounts, u32) {
+        let kept = self.evictable_blocks.load(Relaxed);
+        let counts = table.blocks.pages().counts();
+        let blocks = table.blocks.live();
+        let cached = u64::from(counts.in_use) * u64::from(kept.min(blocks)) / u64::from(blocks.max(1));
+        (counts, u32::try_from(cached).unwrap_or(u32::MAX))
     }
 
     /// Pages that could be given back without losing anything, except those that are being given back already.
@@ -87,7 +98,10 @@ impl Inner {
 
     /// Before anything is ordered of workers: what the order says of idle pages is true then.
     pub(crate) fn tell_idle(&self) {
-        self.memory.tell_idle(|| IdlePages { spare: self.spare_pages(), evictable: self.evictable_pages() });
+        self.memory.tell_idle(|| {
+            let (counts, evictable) = self.page_counts_of(&self.table.lock());
+            IdlePages { spare: counts.idle + counts.draining, evictable }
+        });
     }
 
     /// Lets the gauge know what the ledger said last, and what the workers said of theirs: the poorest device decides.
@@ -184,11 +198,6 @@ impl Inner {
         self.bell.ring();
         self.progress.announce();
         Ok(self.limit_state(verdict))
-    }
-
-    /// What evicting would free, as if kept blocks lay together: the engine evicts whole pages first.
-    pub(crate) fn evictable_pages(&self) -> u32 {
-        self.evictable_blocks.load(Relaxed) / self.geometry.blocks_per_page().max(1)
     }
 
     /// Sets the floor in the ledger, from inside this process. Says what it was.

@@ -103,7 +103,12 @@ struct Keeper {
     started: Instant,
     maintained: Option<Instant>,
     published: Option<Instant>,
+    /// The last request to trim that was carried out, and the last that was begun.
     trims_done: u64,
+    trims_begun: u64,
+    /// The last request to trim that asked for cached prefixes, and their pages that have not gone since.
+    cached_trims_begun: u64,
+    cached_trim: u32,
     /// Pages that the engine was asked for on behalf of neighbours.
     asked: u32,
     /// What the segment shows: used, prealloc.
@@ -118,7 +123,7 @@ struct Balance {
     firm: u32,
     /// What of the last request the engine had not freed.
     outstanding: u32,
-    /// Whether neighbours wait for anything of ours.
+    /// Whether neighbours wait for anything of ours, or an operator does.
     owing: bool,
 }
 
@@ -133,6 +138,9 @@ impl Keeper {
             maintained: None,
             published: None,
             trims_done: 0,
+            trims_begun: 0,
+            cached_trims_begun: 0,
+            cached_trim: 0,
             asked: 0,
             shown: (Bytes::ZERO, Bytes::ZERO),
         }
@@ -234,11 +242,21 @@ impl Keeper {
             tracing::info!(pool = %inner.name, limit = %inner.limits().bytes(), "new limit");
         }
         inner.show_limit();
-        if entry.trim_request > self.trims_done {
+        if entry.trim_request > self.trims_begun {
             inner.retire(u32::MAX, Cause::Trim(Reason::Operator));
             inner.drain(u32::MAX);
-            self.trims_done = entry.trim_request;
+            self.trims_begun = entry.trim_request;
             self.reserve.suppress();
+        }
+        let cached_pages = inner.page_counts_of(&inner.table.lock()).1;
+        // What is cached after the request is not meant by it.
+        self.cached_trim = self.cached_trim.min(cached_pages);
+        if entry.trim_cached > self.cached_trims_begun {
+            self.cached_trims_begun = entry.trim_cached;
+            self.cached_trim = cached_pages;
+        }
+        if self.cached_trim == 0 {
+            self.trims_done = self.trims_begun;
         }
         if inner.trimmed.swap(false, Relaxed) {
             self.reserve.suppress();
@@ -261,12 +279,13 @@ impl Keeper {
             let owed = self.owed(&view, me);
             let settled = {
                 let mut table = inner.table.lock();
-                let settled = table.settle(owed, neediest(&view, me), chunk);
+                let settled = table.settle(owed, neediest(&view, me), self.cached_trim, chunk);
                 table.publish();
                 settled
             };
             let outstanding = *outstanding.get_or_insert(settled.outstanding);
-            if owed.pages > 0 {
+            let owing = owed.pages > 0 || self.cached_trim > 0;
+            if owing {
                 self.reserve.suppress();
             }
             if settled.retired == 0 {
@@ -276,7 +295,7 @@ impl Keeper {
                 }
                 self.asked = if owed.pages > 0 { settled.evict } else { 0 };
                 let Settlement { evict, firm, .. } = settled;
-                return (view, me, Balance { evict, firm, outstanding, owing: owed.pages > 0 });
+                return (view, me, Balance { evict, firm, outstanding, owing });
             }
             gave |= owed.pages > 0;
             inner.drain(u32::MAX);
@@ -288,9 +307,8 @@ impl Keeper {
     }
 
     fn owed(&self, view: &LedgerView, me: usize) -> Owed {
-        let evictable = self.inner.bytes_of(self.inner.evictable_pages() as usize);
         let is_above = self.inner.account.is_above_given_budget(view);
-        let here = Owed::on_device(view, self.claims(view, me), me, is_above, evictable, self.inner.page_bytes());
+        let here = Owed::on_device(view.header.budget, is_above, &self.claims(view, me), me, self.inner.page_bytes());
         here.max(self.inner.memory.owed(|| self.inner.spare_pages()))
     }
 

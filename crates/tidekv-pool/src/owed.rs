@@ -9,7 +9,7 @@
 //!
 //! Running requests make room for the firm part alone (decision 0019).
 
-use tidekv_core::share::{PoolClaim, owed, owed_to_given};
+use tidekv_core::share::{PoolClaim, owed, owed_to_given, owed_with_cached};
 use tidekv_core::units::Bytes;
 use tidekv_shm::{EntryState, LedgerEntry, LedgerView};
 
@@ -22,24 +22,11 @@ pub(crate) struct Owed {
 }
 
 impl Owed {
-    /// By what the ledger says: `claims` of all pools, of which `me` could evict so much. What is held above a given budget goes even if
-    /// it is in use.
-    pub(crate) fn on_device(
-        view: &LedgerView,
-        mut claims: Vec<PoolClaim>,
-        me: usize,
-        is_above_given_budget: bool,
-        evictable: Bytes,
-        page: Bytes,
-    ) -> Self {
-        let owed = if is_above_given_budget { owed_to_given } else { owed };
-        let pages = |claims: &[PoolClaim]| pages_of(owed(view.header.budget, claims, me), page);
-        let firm = pages(&claims);
-        claims[me].in_use = claims[me].in_use.saturating_sub(evictable);
-        for (at, entry) in view.entries.iter().enumerate().filter(|(at, _)| *at != me) {
-            claims[at].demand = wanted(entry);
-        }
-        Self { pages: pages(&claims).max(firm), firm }
+    /// By what the ledger says, as `claims` of all pools. What is held above a budget that somebody gave goes even if it is in use.
+    pub(crate) fn on_device(budget: Bytes, is_above_given: bool, claims: &[PoolClaim], me: usize, page: Bytes) -> Self {
+        let firm = if is_above_given { owed_to_given } else { owed };
+        let pages = pages_of(owed_with_cached(budget, claims, me, is_above_given), page);
+        Self { pages, firm: pages_of(firm(budget, claims, me), page) }
     }
 
     /// The larger of each: what one asks for as firm is no less so because another asks for more.

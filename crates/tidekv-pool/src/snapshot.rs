@@ -3,6 +3,7 @@
 //! The names are those of kvcached's `KVCachePoolSnapshot` (schema `kvcached.observability.v1`) where it has them.
 //! Pages are pages of all layers; *physical* means mapped.
 
+use tidekv_core::share::MemoryUse;
 use tidekv_core::units::Bytes;
 use tidekv_shm::Counters;
 
@@ -40,9 +41,11 @@ pub struct PoolSnapshot {
     pub virtual_bytes_total: Bytes,
     /// Memory held.
     pub mapped_bytes: Bytes,
-    /// Memory of pages with blocks in use.
+    /// The parts of it: what requests need, what the engine only keeps, what holds nothing.
+    pub usage: MemoryUse,
+    /// Memory of pages with blocks in use: kvcached's used, cached prefixes included.
     pub used_bytes: Bytes,
-    /// Memory held and not in use: kvcached's prealloc.
+    /// Memory held and not used: kvcached's prealloc.
     pub prealloc_bytes: Bytes,
     /// What the ledger says we hold.
     pub ledger_bytes: Bytes,
@@ -91,10 +94,11 @@ impl PoolSnapshot {
             return Self { pool_name: inner.name.as_str().to_owned(), ..Self::default() };
         }
         let limits = *inner.limits();
-        let (pages, blocks, limit_pages, stranded) = {
+        let (pages, cached, blocks, limit_pages, stranded) = {
             let table = inner.table.lock();
             let stranded = u32::try_from(table.stranded.len()).unwrap_or(u32::MAX);
-            (table.blocks.pages().counts(), table.blocks.counts(), table.blocks.pages().limit(), stranded)
+            let (pages, cached) = inner.page_counts_of(&table);
+            (pages, cached, table.blocks.counts(), table.blocks.pages().limit(), stranded)
         };
         let geometry = &inner.geometry;
         let bytes = |pages: u32| inner.bytes_of(pages as usize);
@@ -114,6 +118,11 @@ impl PoolSnapshot {
             virtual_bytes_per_layer: Bytes(geometry.reservation_bytes().0 / u64::from(geometry.shape().layers.max(1))),
             virtual_bytes_total: geometry.reservation_bytes(),
             mapped_bytes: bytes(pages.held()),
+            usage: MemoryUse::of(
+                bytes(pages.held()),
+                bytes(cached),
+                bytes(pages.idle + pages.draining + pages.unmapping),
+            ),
             used_bytes: bytes(pages.in_use),
             prealloc_bytes: bytes(pages.held() - pages.in_use),
             ledger_bytes: inner.account.granted(),

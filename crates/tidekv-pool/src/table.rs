@@ -21,6 +21,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use tidekv_core::blocks::{AllocPlan, BlockAllocator};
 use tidekv_core::pages::{PageClaim, PageState};
 use tidekv_core::units::PageId;
+use tidekv_shm::Reason;
 
 use crate::departures::{Cause, Departures};
 use crate::owed::Owed;
@@ -88,16 +89,21 @@ impl Table {
 
     /// Makes room for the limit and for what neighbours wait for, counting the pages that are on their way out already:
     /// sends idle pages after them, at most `chunk`, and remembers what only the engine can free. `peer` is the
-    /// neighbour that waits for most.
-    pub(crate) fn settle(&mut self, owed: Owed, peer: Option<u32>, chunk: u32) -> Settlement {
+    /// neighbour that waits for most. An operator asked for `trim` pages of cached prefixes, with all that is idle.
+    pub(crate) fn settle(&mut self, owed: Owed, peer: Option<u32>, trim: u32, chunk: u32) -> Settlement {
         let counts = self.blocks.pages().counts();
         let limit = self.blocks.shrink_plan();
         let leaving = counts.draining + counts.unmapping;
         let (for_others, for_limit) = (owed.pages.saturating_sub(leaving), limit.retire + limit.evict);
-        let must_go = for_others.max(for_limit);
+        let for_trim = if trim > 0 { counts.idle + trim } else { 0 };
+        let must_go = for_others.max(for_limit).max(for_trim);
         // A limit is firm, however much more neighbours would be glad to have.
         let must_go_firmly = owed.firm.saturating_sub(leaving).max(for_limit);
-        self.debt_cause = if for_others > for_limit { Cause::Owed { peer } } else { Cause::Limit };
+        self.debt_cause = match () {
+            () if for_trim > for_others.max(for_limit) => Cause::Trim(Reason::Operator),
+            () if for_others > for_limit => Cause::Owed { peer },
+            () => Cause::Limit,
+        };
         let retired = self.retire(must_go.min(chunk), self.debt_cause);
         let outstanding = std::mem::replace(&mut self.debt, must_go.saturating_sub(counts.idle));
         let firm = must_go_firmly.saturating_sub(counts.idle);
@@ -388,20 +394,20 @@ mod tests {
         let plan = table.blocks.plan_alloc(20).unwrap();
         let mut leases = Vec::new();
         table.blocks.commit(plan, &mut leases).unwrap();
-        assert_eq!(table.settle(firm(2), None, 8), Settlement { retired: 0, evict: 2, firm: 2, outstanding: 0 });
+        assert_eq!(table.settle(firm(2), None, 0, 8), Settlement { retired: 0, evict: 2, firm: 2, outstanding: 0 });
         let none = tidekv_core::pages::Fence::Step(tidekv_core::units::Step(0));
         table.blocks.free(&leases[..4], none).unwrap();
         assert!(table.publish(), "somebody should unmap it");
         assert_eq!((table.debt(), table.idle()), (1, 0));
         // Two are owed still, one is on its way.
-        assert_eq!(table.settle(firm(2), None, 8), Settlement { retired: 0, evict: 1, firm: 1, outstanding: 1 });
+        assert_eq!(table.settle(firm(2), None, 0, 8), Settlement { retired: 0, evict: 1, firm: 1, outstanding: 1 });
         // The limit counts the same pages, it does not ask for more.
         table.blocks.set_limit(3);
-        assert_eq!(table.settle(firm(2), None, 8), Settlement { retired: 0, evict: 1, firm: 1, outstanding: 1 });
+        assert_eq!(table.settle(firm(2), None, 0, 8), Settlement { retired: 0, evict: 1, firm: 1, outstanding: 1 });
         table.blocks.free(&leases[4..], none).unwrap();
         table.publish();
         assert_eq!((table.debt(), table.idle()), (0, 3));
-        assert_eq!(table.settle(firm(4), None, 1), Settlement { retired: 1, evict: 0, firm: 0, outstanding: 0 });
+        assert_eq!(table.settle(firm(4), None, 0, 1), Settlement { retired: 1, evict: 0, firm: 0, outstanding: 0 });
     }
 
     /// The numbers of a pool in use up to the last page, while a neighbour wishes for half of them.
@@ -413,16 +419,16 @@ mod tests {
         let mut leases = Vec::new();
         table.blocks.commit(plan, &mut leases).unwrap();
         let wish = Owed { pages: 4, firm: 0 };
-        assert_eq!(table.settle(wish, None, 8), Settlement { retired: 0, evict: 4, firm: 0, outstanding: 0 });
+        assert_eq!(table.settle(wish, None, 0, 8), Settlement { retired: 0, evict: 4, firm: 0, outstanding: 0 });
         table.blocks.set_limit(6);
-        assert_eq!(table.settle(wish, None, 8), Settlement { retired: 0, evict: 4, firm: 2, outstanding: 4 });
+        assert_eq!(table.settle(wish, None, 0, 8), Settlement { retired: 0, evict: 4, firm: 2, outstanding: 4 });
         // The firmer of the two, never both: they count the same pages.
         let claim = Owed { pages: 4, firm: 3 };
-        assert_eq!(table.settle(claim, None, 8), Settlement { retired: 0, evict: 4, firm: 3, outstanding: 4 });
+        assert_eq!(table.settle(claim, None, 0, 8), Settlement { retired: 0, evict: 4, firm: 3, outstanding: 4 });
         let none = tidekv_core::pages::Fence::Step(tidekv_core::units::Step(0));
         table.blocks.free(&leases[..4], none).unwrap();
         table.publish();
-        assert_eq!(table.settle(wish, None, 8), Settlement { retired: 0, evict: 3, firm: 1, outstanding: 3 });
+        assert_eq!(table.settle(wish, None, 0, 8), Settlement { retired: 0, evict: 3, firm: 1, outstanding: 3 });
     }
 
     #[cfg(debug_assertions)]

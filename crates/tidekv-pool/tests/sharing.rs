@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use support::{BLOCKS, Device, NO_WORK, PAGE, SOON, alloc, assert_balanced, pages, wait_until};
 use tidekv_core::blocks::BlockLease;
+use tidekv_core::share::MemoryUse;
 use tidekv_core::units::{Bytes, GroupId};
 use tidekv_pool::{KvPool, PoolConfig, PoolError, ReclaimRequest, ReservePolicy, Share, Shortage};
 use tidekv_shm::LedgerView;
@@ -107,6 +108,70 @@ fn what_an_engine_only_keeps_goes_to_a_neighbour_that_waits() {
         waiting.join().unwrap().unwrap();
     });
     assert_eq!(device.entry(&busy).reserved, pages(7));
+}
+
+/// What an operator sees: the parts of what is held, in the snapshot and in the ledger.
+#[test]
+fn what_is_held_is_needed_cached_or_idle() {
+    let device = Device::new(8);
+    let pool = device.pool("engine");
+    let leases = alloc(&pool, 4 * BLOCKS);
+    let is = |needed: u32, cached: u32, idle: u32| {
+        let usage = MemoryUse { needed: pages(needed), cached: pages(cached), idle: pages(idle) };
+        assert_eq!(pool.snapshot().usage, usage);
+        device.until("the ledger says so", |view| view.entries[0].usage() == usage);
+        let entry = device.entry(&pool);
+        assert_eq!((entry.in_use, entry.reserved), (usage.used(), usage.held()), "older programs read these");
+    };
+    is(4, 0, 0);
+    pool.set_evictable(4 * BLOCKS);
+    is(0, 4, 0);
+    // A part of the blocks that are leased is a part of the pages.
+    pool.set_evictable(2 * BLOCKS);
+    is(2, 2, 0);
+    pool.free(&leases[..1], NO_WORK).unwrap();
+    pool.set_evictable(4 * BLOCKS - 1);
+    is(0, 4, 0);
+    pool.free(&leases[1..], NO_WORK).unwrap();
+    pool.set_evictable(99);
+    pool.trim().unwrap();
+    is(0, 0, 0);
+}
+
+/// `kvctl trim --cached`: the engine is asked for what it keeps, and for nothing that runs.
+#[test]
+fn a_trim_of_what_is_cached_asks_the_engine_and_is_done_when_it_is_gone() {
+    let device = Device::new(8);
+    let pool = device.pool("engine");
+    let leases = alloc(&pool, 4 * BLOCKS);
+    let (kept, needed) = leases.split_at(3 * BLOCKS as usize);
+    pool.set_evictable(3 * BLOCKS);
+    let trim = |cached: bool| {
+        let ask = |view: &mut LedgerView| {
+            let entry = &mut view.entries[0];
+            entry.trim_request += 1;
+            if cached {
+                entry.trim_cached = entry.trim_request;
+            }
+            entry.trim_request
+        };
+        device.ledger().update(Instant::now() + SOON, ask).unwrap()
+    };
+    let plain = trim(false);
+    device.until("a plain trim is done at once", |view| view.entries[0].trim_done == plain);
+    assert_eq!(pool.reclaim_requested().pages, 0);
+    let request = trim(true);
+    device.until("the engine is asked", |_| pool.reclaim_requested().pages == 3);
+    assert_eq!(pool.reclaim_requested().firm_pages, 0, "no request makes room for it");
+    assert_eq!(device.entry(&pool).trim_done, plain, "nothing has gone yet");
+    pool.free(kept, NO_WORK).unwrap();
+    pool.set_evictable(0);
+    device.until("it is done", |view| view.entries[0].trim_done == request && view.entries[0].reserved == pages(1));
+    // What is cached from now on was not meant.
+    pool.set_evictable(BLOCKS);
+    device.until("it is cached", |view| view.entries[0].cached == pages(1));
+    assert_eq!(pool.reclaim_requested().pages, 0);
+    pool.free(needed, NO_WORK).unwrap();
 }
 
 /// An allocation that would not wait finds what was asked for before it: nobody runs short while a neighbour only keeps.

@@ -48,7 +48,7 @@ pub(crate) fn limit_state<'py>(py: Python<'py>, state: &LimitState) -> PyResult<
 pub(crate) fn snapshot<'py>(py: Python<'py>, pool: &PoolSnapshot) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     dict.set_item("pool_name", &pool.pool_name)?;
-    let numbers: [(&str, u64); 26] = [
+    let numbers: [(&str, u64); 29] = [
         ("group_id", pool.group_id.into()),
         ("block_tokens", pool.block_tokens.into()),
         ("blocks_per_page", pool.blocks_per_page.into()),
@@ -61,6 +61,9 @@ pub(crate) fn snapshot<'py>(py: Python<'py>, pool: &PoolSnapshot) -> PyResult<Bo
         ("virtual_bytes_per_layer", pool.virtual_bytes_per_layer.0),
         ("virtual_bytes_total", pool.virtual_bytes_total.0),
         ("mapped_bytes", pool.mapped_bytes.0),
+        ("needed_bytes", pool.usage.needed.0),
+        ("cached_bytes", pool.usage.cached.0),
+        ("idle_bytes", pool.usage.idle.0),
         ("used_bytes", pool.used_bytes.0),
         ("prealloc_bytes", pool.prealloc_bytes.0),
         ("ledger_bytes", pool.ledger_bytes.0),

@@ -70,6 +70,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     use std::io::Write;
     writeln!(out, "first answer: {}", String::from_utf8_lossy(&first))?;
     writeln!(out, "{usage_tokens} tokens in {seconds:.2} s: {:.0} tokens/s", f64::from(usage_tokens) / seconds)?;
-    writeln!(out, "{} steps, {} preemptions, {} used", stats.steps, stats.preemptions, stats.used_bytes)?;
+    writeln!(out, "{} steps, {} preemptions, {} used", stats.steps, stats.preemptions, stats.memory.used())?;
     Ok(())
 }

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use tidekv_core::share::MemoryUse;
 use tidekv_core::units::Bytes;
 use tokio::sync::mpsc;
 
@@ -326,10 +327,8 @@ pub struct EngineStats {
     pub blocks_cached: u64,
     /// Blocks that fit under the limit in force.
     pub blocks_total: u64,
-    /// Memory of pages with at least one used block.
-    pub used_bytes: Bytes,
-    /// Memory of pages that are mapped and idle.
-    pub idle_bytes: Bytes,
+    /// The memory held: for requests, for cached prefixes alone, and with nothing in it.
+    pub memory: MemoryUse,
     /// The limit in force.
     pub limit_bytes: Bytes,
     /// Memory of one page, the least that is mapped.

@@ -203,6 +203,11 @@ fn a_ledger_says_all_that_was_written() {
         assert_eq!((chat.limit, chat.limit_revision, chat.applied_revision), (Bytes::mib(800), 5, 4));
         assert_eq!((chat.reserved, chat.in_use, chat.idle), (Bytes::mib(300), Bytes::mib(280), Bytes::mib(20)));
         assert_eq!((chat.demand, chat.reclaim, chat.wish), (Bytes::mib(10), Bytes::mib(6), Bytes::mib(12)));
+        assert_eq!(
+            (chat.cached, chat.trim_cached, chat.usage().needed),
+            (Bytes::ZERO, 0, Bytes::mib(280)),
+            "it did not say"
+        );
         assert_eq!(chat.counters, Counters { maps: 1, unmaps: 2, waits: 3, reclaims: 4, failures: 5 });
         assert_eq!((chat.trim_request, chat.trim_done, chat.returning_since_ms), (9, 8, 0));
 

@@ -10,6 +10,8 @@ Examples:
   kvctl list VLLM SGLANG
   kvctl list --json | jq '.[] | select(.owner_alive == false) | .ipc'
 
+Limit, Used and % are kvcached's: Used counts cached prefixes. Held is Needed (by running requests), Cached (only
+kept: a neighbour that waits may have it) and Idle (nothing in it) together.
 Rows without an owner are kvcached's own pools: they have a segment and no ledger entry.
 Exit status: 0 listed, 1 a name that was given does not exist.")]
 pub struct ListArgs {
@@ -151,11 +153,16 @@ pub struct GcArgs {
 Examples:
   kvctl trim VLLM
   kvctl trim VLLM --wait 2s
+  kvctl trim VLLM --cached --wait 10s
 
-Exit status: 0 done, or nothing is idle; 3 asked, and not done yet.")]
+Exit status: 0 done, or there is nothing to give back; 3 asked, and not done yet.")]
 pub struct TrimArgs {
     /// The pool
     pub name: String,
+
+    /// Cached prefixes too: the engine forgets what no request uses
+    #[arg(long)]
+    pub cached: bool,
 
     #[command(flatten)]
     #[expect(missing_docs, reason = "clap would take a doc comment for the help of the subcommand")]

@@ -33,7 +33,8 @@ pub(super) fn run(dir: &RuntimeDir, names: &[String], json: bool, console: &mut 
     Ok(outcome)
 }
 
-/// A pool in JSON: kvcached's three keys first. What only a ledger says is null for pools of kvcached's own.
+/// A pool in JSON: kvcached's three keys first (its `used` is what is needed and what is cached). `reserved_bytes` is
+/// the sum of needed, cached and idle. What only a ledger says is null for pools of kvcached's own.
 #[derive(Serialize)]
 pub(super) struct PoolJson<'a> {
     ipc: &'a str,
@@ -46,7 +47,8 @@ pub(super) struct PoolJson<'a> {
     pid: Option<u32>,
     owner_alive: Option<bool>,
     reserved_bytes: Option<u64>,
-    in_use_bytes: Option<u64>,
+    needed_bytes: Option<u64>,
+    cached_bytes: Option<u64>,
     idle_bytes: Option<u64>,
     demand_bytes: Option<u64>,
     reclaim_bytes: Option<u64>,
@@ -88,8 +90,9 @@ impl<'a> PoolJson<'a> {
             pid: entry.map(|entry| entry.pid),
             owner_alive: place.map(|place| place.alive),
             reserved_bytes: entry.map(|entry| entry.reserved.0),
-            in_use_bytes: entry.map(|entry| entry.in_use.0),
-            idle_bytes: entry.map(|entry| entry.idle.0),
+            needed_bytes: place.map(|place| place.usage().needed.0),
+            cached_bytes: place.map(|place| place.usage().cached.0),
+            idle_bytes: place.map(|place| place.usage().idle.0),
             demand_bytes: entry.map(|entry| entry.demand.0),
             reclaim_bytes: entry.map(|entry| entry.reclaim.0),
             page_bytes: entry.map(|entry| entry.page_bytes.0),

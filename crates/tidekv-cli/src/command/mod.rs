@@ -42,7 +42,7 @@ pub fn run(request: &Request, console: &mut Console) -> anyhow::Result<Outcome> 
         Action::Delete { name, force } => delete::run(dir, name, *force, console),
         Action::Gc { dry_run, json } => gc::run(dir, *dry_run, *json, console),
         Action::Arena(action) => arena::run(dir, action, console),
-        Action::Trim { name, wait } => trim::run(dir, name, *wait, console),
+        Action::Trim { name, cached, wait } => trim::run(dir, name, *cached, *wait, console),
         Action::Top(request) => top::run(dir, request, console),
         Action::Watch { names, interval, count } => watch::run(dir, names, *interval, *count, console),
         Action::Shell => shell::run(dir, console),

@@ -101,7 +101,7 @@ fn check(view: &LedgerView, index: usize, changed: &LedgerEntry) -> Result<(), R
 fn show(name: &str, place: &Place, console: &mut Console) -> anyhow::Result<()> {
     let Place { device, header, entry, fair, owed, alive, .. } = place;
     let owner = if *alive { "alive" } else { "gone" };
-    let wants = entry.claim().wants();
+    let (wants, usage) = (entry.claim().wants(), place.usage());
     for (title, text) in [
         ("IPC", format!("{name} (group {}, pid {}, {owner}) on {device}", entry.group, entry.pid)),
         ("Weight", entry.weight.to_string()),
@@ -110,8 +110,8 @@ fn show(name: &str, place: &Place, console: &mut Console) -> anyhow::Result<()> 
         ("Ceiling", bound(entry.ceiling)),
         ("Limit", bound(entry.limit)),
         ("Budget", format!("{} for all pools of {device}", header.budget)),
-        ("Wants", format!("{wants}: {} in use, {} waited for", entry.in_use, entry.demand)),
-        ("Holds", format!("{} ({} idle)", entry.reserved, entry.idle)),
+        ("Wants", format!("{wants}: {} held in use, {} waited for", usage.used(), entry.demand)),
+        ("Holds", format!("{}: {} needed, {} cached, {} idle", usage.held(), usage.needed, usage.cached, usage.idle)),
         ("Fair share", fair.to_string()),
         ("Owes", owed.to_string()),
     ] {

@@ -38,7 +38,9 @@ pub(super) struct Column {
 const STATE: Column = Column { title: "State", width: 9, text: |row| row.pool.state().word().to_owned() };
 const PID: Column = Column { title: "PID", width: 8, text: |row| place(row, |place| place.entry.pid.to_string()) };
 const HELD: Column = Column { title: "Held", width: 11, text: |row| size(row, |place| place.entry.reserved) };
-const IDLE: Column = Column { title: "Idle", width: 11, text: |row| size(row, |place| place.entry.idle) };
+const NEEDED: Column = Column { title: "Needed", width: 11, text: |row| size(row, |place| place.usage().needed) };
+const CACHED: Column = Column { title: "Cached", width: 11, text: |row| size(row, |place| place.usage().cached) };
+const IDLE: Column = Column { title: "Idle", width: 11, text: |row| size(row, |place| place.usage().idle) };
 const DEMAND: Column = Column { title: "Demand", width: 11, text: |row| size(row, |place| place.entry.demand) };
 const SHARE: Column = Column { title: "Share", width: 11, text: |row| size(row, |place| place.fair) };
 const DEVICE: Column = Column { title: "Device", width: 4, text: |row| place(row, |place| place.device.to_string()) };
@@ -50,10 +52,10 @@ const UNMAPS: Column =
     Column { title: "Unmaps/s", width: 8, text: |row| rate(row.change.and_then(|c| Some(c.rates?.unmaps))) };
 
 /// How things stand, the most telling first: columns go from the right when the terminal is narrow.
-pub(super) const STANDING: &[Column] = &[STATE, PID, HELD, IDLE, DEMAND, SHARE, DEVICE];
+pub(super) const STANDING: &[Column] = &[STATE, PID, HELD, NEEDED, CACHED, IDLE, DEMAND, SHARE, DEVICE];
 /// The same for those who look again and again: what changes comes first.
 pub(super) const CHANGING: &[Column] =
-    &[MORE_USED, MAPS, UNMAPS, MORE_HELD, STATE, PID, HELD, IDLE, DEMAND, SHARE, DEVICE];
+    &[MORE_USED, MAPS, UNMAPS, MORE_HELD, STATE, PID, HELD, NEEDED, CACHED, IDLE, DEMAND, SHARE, DEVICE];
 
 /// Rows and the columns that fit.
 pub(super) struct Table<'a> {

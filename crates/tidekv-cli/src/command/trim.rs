@@ -1,8 +1,9 @@
-//! `kvctl trim`: idle memory back now, not when it decays.
+//! `kvctl trim`: idle memory back now, not when it decays; and cached prefixes, which a pool gives only when asked.
 
 use std::time::Duration;
 
 use anyhow::bail;
+use tidekv_core::share::MemoryUse;
 use tidekv_core::units::Bytes;
 use tidekv_shm::{LedgerEntry, RuntimeDir};
 
@@ -15,6 +16,7 @@ use crate::scene::{Place, Scene};
 pub(super) fn run(
     dir: &RuntimeDir,
     name: &str,
+    cached: bool,
     wait: Option<Duration>,
     console: &mut Console,
 ) -> anyhow::Result<Outcome> {
@@ -34,7 +36,7 @@ pub(super) fn run(
     }
     let mut outcome = Outcome::Done;
     for place in places {
-        match trim(name, place, wait, console)? {
+        match trim(name, place, cached, wait, console)? {
             Outcome::Done => {}
             other => outcome = other,
         }
@@ -42,30 +44,44 @@ pub(super) fn run(
     Ok(outcome)
 }
 
-fn trim(name: &str, place: &Place, wait: Option<Duration>, console: &mut Console) -> anyhow::Result<Outcome> {
+fn trim(
+    name: &str,
+    place: &Place,
+    cached: bool,
+    wait: Option<Duration>,
+    console: &mut Console,
+) -> anyhow::Result<Outcome> {
     let LedgerEntry { name: entry_name, group, .. } = &place.entry;
     let asked = place.ledger.update(lock_deadline(), |view| {
         let entry = view.by_name_mut(entry_name, *group)?;
         entry.trim_request = entry.trim_request.saturating_add(1);
-        Some((entry.trim_request, entry.reserved, entry.idle))
+        if cached {
+            entry.trim_cached = entry.trim_request;
+        }
+        Some((entry.trim_request, entry.usage()))
     })?;
     let ended = |console: &mut Console| {
         console.note(format_args!("{name} on {} has ended.", place.device));
         Ok(Outcome::Negative)
     };
-    let Some((request, held, idle)) = asked else { return ended(console) };
+    let Some((request, before)) = asked else { return ended(console) };
+    let kept = |usage: MemoryUse| if cached { usage.cached } else { Bytes::ZERO };
     let Some(timeout) = wait else {
-        console.line(format_args!("Asked {name} to give back {idle} of idle memory."))?;
-        return Ok(if idle == Bytes::ZERO { Outcome::Done } else { Outcome::Draining });
+        let prefixes = if cached { format!(" and {} of cached prefixes", before.cached) } else { String::new() };
+        console.line(format_args!("Asked {name} to give back {} of idle memory{prefixes}.", before.idle))?;
+        let nothing = before.idle == Bytes::ZERO && kept(before) == Bytes::ZERO;
+        return Ok(if nothing { Outcome::Done } else { Outcome::Draining });
     };
     match wait::until(place, timeout, |entry| entry.trim_done >= request)? {
         Waited::Done(entry) => {
-            let given = held.saturating_sub(entry.reserved);
+            let given = before.held().saturating_sub(entry.reserved);
             console.line(format_args!("{name} gave back {given} and holds {}.", entry.reserved))?;
             Ok(Outcome::Done)
         }
         Waited::NotYet(entry) => {
-            let line = format!("Still draining: {name} holds {} ({} idle).", entry.reserved, entry.idle);
+            let usage = entry.usage();
+            let prefixes = if cached { format!(", {} cached", usage.cached) } else { String::new() };
+            let line = format!("Still draining: {name} holds {} ({} idle{prefixes}).", usage.held(), usage.idle);
             console.line(console.paint(&line, Colour::Yellow))?;
             Ok(Outcome::Draining)
         }

@@ -146,8 +146,9 @@ fn sight(pool: &Pool) -> Option<PoolSight> {
             name: pool.name.clone(),
             device: "unknown".to_owned(),
             pid: None,
-            in_use_bytes: word(pool.used()),
-            reserve_bytes: word(pool.prealloc()),
+            needed_bytes: word(pool.used()),
+            cached_bytes: 0,
+            idle_bytes: word(pool.prealloc()),
             limit_bytes: Some(word(pool.limit())),
             capacity_bytes: word(pool.limit()),
             share: 0.0,
@@ -160,14 +161,15 @@ fn sight(pool: &Pool) -> Option<PoolSight> {
     if !place.alive {
         return None;
     }
-    let (entry, budget) = (&place.entry, place.header.budget);
+    let (entry, budget, usage) = (&place.entry, place.header.budget, place.usage());
     let limit = entry.limit.min(entry.ceiling);
     Some(PoolSight {
         name: pool.name.clone(),
         device: place.device.to_string(),
         pid: Some(entry.pid),
-        in_use_bytes: entry.in_use.0,
-        reserve_bytes: entry.reserved.saturating_sub(entry.in_use).0,
+        needed_bytes: usage.needed.0,
+        cached_bytes: usage.cached.0,
+        idle_bytes: usage.idle.0,
         limit_bytes: (limit != UNLIMITED).then_some(limit.0),
         capacity_bytes: limit.min(budget).0,
         share: part(place.fair, budget),

@@ -34,7 +34,10 @@ fn rows_begin_as_kvcached_prints_them() {
     assert!(lines[2].starts_with("theirs                        2.00 GB       0.00 B   0.0 % "), "{text}");
     let ours: Vec<&str> = lines[1].split_whitespace().skip(7).collect();
     let pid = std::process::id().to_string();
-    assert_eq!(ours, ["live", &pid, "514.00", "MB", "2.00", "MB", "0.00", "B", "0.00", "B", "host"]);
+    assert_eq!(
+        ours,
+        ["live", &pid, "514.00", "MB", "512.00", "MB", "0.00", "B", "2.00", "MB", "0.00", "B", "0.00", "B", "host"]
+    );
     assert!(lines[2].contains(" kvcached "), "{text}");
     assert!(!text.contains('\x1b'), "no colour outside a terminal");
 }
@@ -67,7 +70,8 @@ fn json_has_kvcached_keys_first_and_then_ours() {
         ("pid", Value::from(std::process::id())),
         ("owner_alive", Value::from(true)),
         ("reserved_bytes", Value::from(514u64 << 20)),
-        ("in_use_bytes", Value::from(512u64 << 20)),
+        ("needed_bytes", Value::from(512u64 << 20)),
+        ("cached_bytes", Value::from(0)),
         ("idle_bytes", Value::from(2u64 << 20)),
         ("demand_bytes", Value::from(4u64 << 20)),
         ("weight", Value::from(1)),

@@ -24,7 +24,7 @@ fn shown_when_nothing_is_to_be_changed() {
     assert_eq!(line(text, "IPC"), format!("a (group 0, pid {}, alive) on host", std::process::id()));
     assert_eq!((line(text, "Weight"), line(text, "Ceiling"), line(text, "Limit")), ("1", "none", "1 GiB"));
     assert_eq!((line(text, "Fair share"), line(text, "Owes")), ("100 MiB", "180 MiB"));
-    assert_eq!(line(text, "Holds"), "280 MiB (80 MiB idle)");
+    assert_eq!(line(text, "Holds"), "280 MiB: 200 MiB needed, 0 B cached, 80 MiB idle");
     assert_eq!((world.entry("a"), world.entry("b")), before, "nothing was written");
 }
 
@@ -71,7 +71,11 @@ fn who_has_no_share() {
     world.kvcached_segment("theirs", [1 << 30, 0, 0]);
     assert!(world.kvctl(&["share", "theirs"]).error().contains("kvcached's own"));
     Victim::spawn(&world, "victim").kill();
-    assert_eq!(line(world.kvctl(&["share", "victim"]).quiet().1, "Holds"), "80 MiB (16 MiB idle)");
+    assert_eq!(
+        line(world.kvctl(&["share", "victim"]).quiet().1, "Holds"),
+        "80 MiB: 80 MiB needed, 0 B cached, 0 B idle",
+        "nobody can have it yet"
+    );
     let ran = world.kvctl(&["share", "victim", "--weight", "2"]);
     assert!(ran.code == 1 && ran.stderr.contains("no living owner"), "{ran:?}");
     for flags in [["--weight", "0"], ["--weight", "-1"], ["--floor", "-1"], ["--ceiling", "x"], ["--priority", "1.5"]] {

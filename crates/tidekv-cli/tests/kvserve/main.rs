@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail the test")]
 
 mod budget;
+mod figures;
 mod load;
 #[allow(dead_code, reason = "the tests of neighbours use the rest")]
 mod process;

@@ -111,6 +111,11 @@ impl BlockAllocator {
         u32::try_from(self.set_aside.len()).expect("a pool has fewer than 2^31 blocks")
     }
 
+    /// Blocks that are not free: leased, set aside, planned, or the null block. Constant time.
+    pub fn live(&self) -> u32 {
+        self.places.live()
+    }
+
     /// Where the blocks are. Constant time.
     pub fn counts(&self) -> BlockCounts {
         let reserved = self.reserved_blocks();

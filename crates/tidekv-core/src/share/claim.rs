@@ -11,6 +11,10 @@ pub struct PoolClaim {
     pub held: Bytes,
     /// The part of `held` that cannot be given back without evicting something.
     pub in_use: Bytes,
+    /// The part of `in_use` that its engine only keeps in case. Counts in [`owed_with_cached`](super::owed_with_cached) alone.
+    pub cached: Bytes,
+    /// What it will want soon. Counts in [`owed_with_cached`](super::owed_with_cached) alone.
+    pub wish: Bytes,
     /// What the pool waits for beyond `held`. Zero unless somebody waits: others evict for it.
     pub demand: Bytes,
     /// Set aside for this pool whether it uses it or not.
@@ -30,6 +34,8 @@ impl Default for PoolClaim {
         Self {
             held: Bytes::ZERO,
             in_use: Bytes::ZERO,
+            cached: Bytes::ZERO,
+            wish: Bytes::ZERO,
             demand: Bytes::ZERO,
             floor: Bytes::ZERO,
             ceiling: Bytes(u64::MAX),

@@ -9,6 +9,7 @@
 //! | [`grantable`]   | how much may I reserve now?                      | a pool that needs a page, before mapping |
 //! | [`owed`]        | how much should I give back now?                 | a pool's background thread               |
 //! | [`owed_to_given`] | the same, of a budget that somebody gave       | the same                                 |
+//! | [`owed_with_cached`] | the same, and what I only keep besides      | the same, and operators                  |
 //! | [`is_short`]    | is what I wait for mine?                         | a pool that would let others past        |
 //!
 //! A pool *wants* what it uses plus its posted demand, up to its ceiling. Shares are dealt in this order:
@@ -67,10 +68,14 @@
 mod claim;
 mod fill;
 mod settle;
+mod standing;
+mod usage;
 
 pub use claim::PoolClaim;
 pub use fill::fair_shares;
-pub use settle::{grantable, is_short, owed, owed_to_given};
+pub use settle::{grantable, is_short, owed, owed_to_given, owed_with_cached};
+pub use standing::{Standing, standing};
+pub use usage::MemoryUse;
 
 #[cfg(test)]
 mod model;

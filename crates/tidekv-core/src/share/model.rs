@@ -58,6 +58,7 @@ fn any_pool() -> impl Strategy<Value = PoolClaim> {
         weight,
         priority,
         page: Bytes(page),
+        ..PoolClaim::default()
     })
 }
 
@@ -88,6 +89,7 @@ pub(super) fn any_device() -> impl Strategy<Value = Device> {
                 weight,
                 priority,
                 page: Bytes(page),
+                ..PoolClaim::default()
             });
             appetites.push(appetite.min(ceiling) * page);
         }

@@ -79,6 +79,21 @@ fn owes(budget: Bytes, pools: &[PoolClaim], me: usize, is_given: bool) -> Bytes 
     Bytes(split(missing, pools, &idle, me) + split(from_use, pools, &used, me))
 }
 
+/// What `me` should give back now, with what it only keeps: what it has cached is not needed, and it is given for what
+/// others will want soon as well as for what they wait for. At least what is [`owed`], or [`owed_to_given`] where the budget
+/// `is_given`; no running request makes room for the rest.
+pub fn owed_with_cached(budget: Bytes, pools: &[PoolClaim], me: usize, is_given: bool) -> Bytes {
+    let mut claims = pools.to_vec();
+    for (index, claim) in claims.iter_mut().enumerate() {
+        if index == me {
+            claim.in_use = claim.in_use.saturating_sub(claim.cached);
+        } else {
+            claim.demand = Bytes(claim.demand.0.saturating_add(claim.wish.0));
+        }
+    }
+    owes(budget, pools, me, is_given).max(owes(budget, &claims, me, is_given))
+}
+
 /// Whether `me` waits for memory that it may count on: it holds less than its fair share, so others owe it, or it is free. Who waits and is
 /// not short waits for what others might leave. `false` where the index is out of range.
 pub fn is_short(budget: Bytes, pools: &[PoolClaim], me: usize) -> bool {

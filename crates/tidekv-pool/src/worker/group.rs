@@ -68,7 +68,8 @@ impl WorkerGroup {
     }
 
     fn figures(&self) -> Figures {
-        Figures { spare: self.bytes_of(self.idle.spare as usize), reclaim: Bytes::ZERO }
+        let [spare, cached] = [self.idle.spare, self.idle.evictable].map(|pages| self.bytes_of(pages as usize));
+        Figures { spare, cached, reclaim: Bytes::ZERO }
     }
 
     pub(super) fn held(&self) -> Vec<PageId> {
@@ -215,10 +216,10 @@ impl WorkerGroup {
         claims[me] = self.account.claim(entry, self.figures());
         self.account.note_headroom(view.header.budget, claims.clone(), me);
         let over = pages_of(claims[me].held.saturating_sub(entry.limit.min(entry.ceiling)), self.bytes_of(1));
-        let evictable = self.bytes_of(self.idle.evictable as usize);
         // A limit is firm.
         let is_above = self.account.is_above_given_budget(view);
-        Owed::on_device(view, claims, me, is_above, evictable, self.bytes_of(1)).max(Owed { pages: over, firm: over })
+        Owed::on_device(view.header.budget, is_above, &claims, me, self.bytes_of(1))
+            .max(Owed { pages: over, firm: over })
     }
 
     /// What a pool's background thread does for its entry: expired demand, dead neighbours, figures.

@@ -279,6 +279,9 @@ class PoolSnapshot(TypedDict):
     virtual_bytes_per_layer: int
     virtual_bytes_total: int
     mapped_bytes: int
+    needed_bytes: int
+    cached_bytes: int
+    idle_bytes: int
     used_bytes: int
     prealloc_bytes: int
     ledger_bytes: int

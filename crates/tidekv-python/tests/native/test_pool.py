@@ -109,6 +109,25 @@ def test_memory_follows_use() -> None:
         assert pool.mapped_bytes == 0 and pool.snapshot()["witness_bytes"] == 0
 
 
+def test_what_is_held_is_needed_cached_or_idle() -> None:
+    with small(decay=0.0) as pool:
+        held = pool.alloc(pool.geometry.blocks_per_page * 4)
+
+        def parts() -> tuple[int, int, int]:
+            now = pool.snapshot()
+            assert now["needed_bytes"] + now["cached_bytes"] + now["idle_bytes"] == now["mapped_bytes"]
+            assert now["needed_bytes"] + now["cached_bytes"] == now["used_bytes"], "kvcached's word"
+            return now["needed_bytes"], now["cached_bytes"], now["idle_bytes"]
+
+        four = 4 * pool.geometry.page_bytes
+        assert parts()[:2] == (four, 0)
+        pool.set_evictable(len(held))
+        assert parts()[:2] == (0, four)
+        pool.free(held)
+        pool.set_evictable(0)
+        assert parts()[:2] == (0, 0)
+
+
 def test_pages_wait_for_the_step_they_were_freed_behind() -> None:
     with small() as pool:
         held = pool.alloc(pool.geometry.blocks_per_page)

@@ -160,14 +160,21 @@ impl Page {
     fn pool(&mut self, stats: &EngineStats) {
         let unlabelled = self.labels.len();
         let _ = write!(self.labels, ",pool_name=\"{}\"", escaped(&stats.pool));
-        let mapped = stats.used_bytes.0.saturating_add(stats.idle_bytes.0);
+        let memory = stats.memory;
         for (name, help, value) in [
             ("allocated_blocks", "Blocks that requests and cached prefixes hold.", stats.blocks_used),
             ("cached_blocks", "Blocks that only cached prefixes hold.", stats.blocks_cached),
             ("total_blocks", "Blocks that fit under the limit.", stats.blocks_total),
-            ("used_bytes", "Memory of pages with blocks in use.", stats.used_bytes.0),
-            ("prealloc_bytes", "Memory of pages that are mapped and idle.", stats.idle_bytes.0),
-            ("mapped_bytes", "Memory held.", mapped),
+            ("needed_bytes", "Memory that running requests need.", memory.needed.0),
+            (
+                "cached_bytes",
+                "Memory of cached prefixes that no request uses; a neighbour that waits may have it.",
+                memory.cached.0,
+            ),
+            ("idle_bytes", "Memory that is mapped with nothing in it.", memory.idle.0),
+            ("mapped_bytes", "Memory held: needed, cached and idle.", memory.held().0),
+            ("used_bytes", "kvcached's word: memory of pages with blocks in use, needed and cached.", memory.used().0),
+            ("prealloc_bytes", "kvcached's word: idle.", memory.idle.0),
             ("limit_bytes", "The limit in force.", stats.limit_bytes.0),
             ("page_bytes", "Memory of one page, the least that is mapped.", stats.page_bytes.0),
             ("page_tokens", "Tokens that fit into one page.", stats.page_tokens),

@@ -79,6 +79,11 @@ impl Blocks {
         self.cache.idle_blocks()
     }
 
+    /// Blocks that no request needs: cached ones, and those that wait in the ring.
+    pub(super) fn kept(&self) -> u32 {
+        self.cached().saturating_add(self.tables().free_blocks())
+    }
+
     /// Blocks that rows hold or that wait in the ring.
     pub(super) fn in_rows(&self) -> u32 {
         self.kv.held_blocks() - self.cached()

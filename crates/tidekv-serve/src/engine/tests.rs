@@ -289,7 +289,7 @@ fn a_model_that_the_host_has_no_room_for_stays_awake() {
         assert!(!lab.front.is_sleeping() && lab.front.health() == Health::Well);
         let after = lab.front.stats();
         assert_eq!(after.blocks_cached, before.blocks_cached, "{kv:?}");
-        let mapped = |stats: &EngineStats| stats.used_bytes.0 + stats.idle_bytes.0;
+        let mapped = |stats: &EngineStats| stats.memory.held().0;
         assert!(kv == KvMode::Elastic || mapped(&after) == mapped(&before), "{before:?} {after:?}");
         assert_eq!(finish(submit(&lab, 1)).unwrap(), wanted);
         lab.is_host_full.store(false, Relaxed);
@@ -322,7 +322,7 @@ fn a_neighbour_makes_room_for_weights_that_come_back() {
         sleeper.front.sleep(level).unwrap();
         let neighbour = lab_in(dir, false, Fault::Error, KvMode::Elastic, patience);
         // Texts that all begin otherwise, until their blocks fill the device.
-        let most = |lab: &Lab| lab.front.stats().used_bytes.0 + Bytes::kib(512).0 > BUDGET.0;
+        let most = |lab: &Lab| lab.front.stats().memory.used().0 + Bytes::kib(512).0 > BUDGET.0;
         let mut number = 0;
         while !most(&neighbour) {
             finish(submit(&neighbour, number % 200)).unwrap();

@@ -248,7 +248,7 @@ impl Worker {
                 let given = self.blocks.give_back(owed);
                 self.report(given);
                 // What is gone cannot be asked for again.
-                self.blocks.kv().set_evictable(self.blocks.cached());
+                self.blocks.kv().set_evictable(self.blocks.kept());
             }
             // Cached blocks may lie on pages with others: what they did not free is no reason to stop a request.
             self.is_owing = self.blocks.owed().firm_pages > 0;
@@ -321,7 +321,7 @@ impl Worker {
         self.counters.running.store(count(self.running.len()), Relaxed);
         self.counters.in_rows.store(self.blocks.in_rows(), Relaxed);
         self.counters.cached.store(self.blocks.cached(), Relaxed);
-        self.blocks.kv().set_evictable(self.blocks.cached());
+        self.blocks.kv().set_evictable(self.blocks.kept());
     }
 
     pub(super) fn has_work(&self) -> bool {

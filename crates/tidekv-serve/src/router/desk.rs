@@ -23,10 +23,12 @@ pub struct PoolSight {
     pub device: String,
     /// Whose it is; none for a pool of kvcached's own.
     pub pid: Option<u32>,
-    /// What it cannot give back without losing something.
-    pub in_use_bytes: u64,
-    /// What it holds beyond that.
-    pub reserve_bytes: u64,
+    /// What its running requests need.
+    pub needed_bytes: u64,
+    /// What its engine only keeps in case: a neighbour that waits may have it.
+    pub cached_bytes: u64,
+    /// What it holds with nothing in it. The three are all that it holds.
+    pub idle_bytes: u64,
     /// The limit that holds for it; none if nobody set one.
     pub limit_bytes: Option<u64>,
     /// What it could hold at most: its limit, or all that pools may hold together.

@@ -111,9 +111,10 @@ impl Page {
 
     fn pools(&mut self, pools: &[PoolSight]) {
         type Value = fn(&PoolSight) -> u64;
-        let figures: [(&str, &str, Value); 4] = [
-            ("in_use_bytes", "Held for tokens", |pool| pool.in_use_bytes),
-            ("reserve_bytes", "Held and not needed now", |pool| pool.reserve_bytes),
+        let figures: [(&str, &str, Value); 5] = [
+            ("needed_bytes", "Held for running requests", |pool| pool.needed_bytes),
+            ("cached_bytes", "Held for cached prefixes that no request uses", |pool| pool.cached_bytes),
+            ("idle_bytes", "Held with nothing in it", |pool| pool.idle_bytes),
             ("capacity_bytes", "What it may hold at most", |pool| pool.capacity_bytes),
             ("demand_bytes", "Asked for and not got", |pool| pool.demand_bytes),
         ];

@@ -36,7 +36,7 @@ def model(name: str, **figures: object) -> dict:
 
 def pool(name: str, **figures: object) -> dict:
     return {
-        "name": name, "device": "host", "pid": 12, "in_use_bytes": 300 * MIB, "reserve_bytes": 40 * MIB, "limit_bytes": 700 * MIB,
+        "name": name, "device": "host", "pid": 12, "needed_bytes": 300 * MIB, "cached_bytes": 30 * MIB, "idle_bytes": 10 * MIB, "limit_bytes": 700 * MIB,
         "capacity_bytes": 700 * MIB, "share": 0.5, "weight": 1, "floor_bytes": 0, "demand_bytes": 0, "model": None, **figures,
     }  # fmt: skip
 
@@ -46,7 +46,7 @@ class Router:
 
     def __init__(self) -> None:
         self.models = [model("chat"), model("code", state="sleeping", ttft_ms={"p50": None, "p99": None})]
-        self.pools = [pool("kvcached_chat", model="chat"), pool("kvcached_code", model="code", limit_bytes=None, in_use_bytes=0)]
+        self.pools = [pool("kvcached_chat", model="chat"), pool("kvcached_code", model="code", limit_bytes=None, needed_bytes=0)]
         self.devices = [
             {"name": "host", "total_bytes": 4096 * MIB, "used_bytes": 1400 * MIB, "pools_bytes": 380 * MIB, "budget_bytes": 1024 * MIB}
         ]

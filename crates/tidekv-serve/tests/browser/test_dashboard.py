@@ -70,14 +70,14 @@ def test_it_shows_everything_to_everybody(router, open_page, picture, scheme) ->
     expect(page.get_by_role("log")).to_contain_text("chat, pool kvcached_chat: weight 3 – TTFT p99 900 ms")
     plot = card(page, "kvcached_chat").get_by_role("img")
     expect(plot).to_have_accessible_name(
-        "In use and reserve, last 3 minutes. 300 MiB in use, 40 MiB in reserve, limit 700 MiB."
+        "Needed, cached and idle, last 3 minutes. 300 MiB needed, 30 MiB cached, 10 MiB idle, limit 700 MiB."
     )
     expect(plot.locator(".area").first).to_have_attribute("points", DRAWN)
     for step in range(30):
         in_use = 200 + 12 * step
-        router.pools[0] |= {"in_use_bytes": in_use * MIB, "demand_bytes": max(0, step - 18) * 8 * MIB}
+        router.pools[0] |= {"needed_bytes": in_use * MIB, "demand_bytes": max(0, step - 18) * 8 * MIB}
         router.models[0] |= {"request_rate": 3 + step % 7, "ttft_ms": {"p50": 40 + step, "p99": 180 + 9 * (step % 5)}}
-        expect(figure(page, "kvcached_chat", "In use")).to_have_text(f"{in_use} MiB")
+        expect(figure(page, "kvcached_chat", "Needed")).to_have_text(f"{in_use} MiB")
     page.get_by_label("Change limit or share of kvcached_chat").click()
     picture(page, f"dashboard-{scheme}")
     assert_usable_by_all(page)
@@ -85,16 +85,16 @@ def test_it_shows_everything_to_everybody(router, open_page, picture, scheme) ->
 
 def test_it_fits_a_phone(router, open_page, picture) -> None:
     page = open_page(router.url, size=(380, 800))
-    expect(figure(page, "kvcached_chat", "In use")).to_have_text("300 MiB")
+    expect(figure(page, "kvcached_chat", "Needed")).to_have_text("300 MiB")
     picture(page, "dashboard-phone")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing but tables scrolls sideways"
 
 
 def test_it_follows_what_comes_and_goes(router, open_page) -> None:
     page = open_page(router.url)
-    expect(figure(page, "kvcached_chat", "In use")).to_have_text("300 MiB")
-    router.pools[0]["in_use_bytes"] = 512 * MIB
-    expect(figure(page, "kvcached_chat", "In use")).to_have_text("512 MiB")
+    expect(figure(page, "kvcached_chat", "Needed")).to_have_text("300 MiB")
+    router.pools[0]["needed_bytes"] = 512 * MIB
+    expect(figure(page, "kvcached_chat", "Needed")).to_have_text("512 MiB")
     router.models.append(model("third"))
     router.pools.append(pool("kvcached_third"))
     expect(row(page, "third")).to_contain_text("ready")
@@ -175,10 +175,10 @@ def test_it_says_when_the_router_is_gone_and_comes_back_with_it(router, open_pag
     expect(page.locator("#link")).to_have_text("live")
     router.is_up = False
     expect(page.locator("#link")).to_contain_text("not connected: the router is shutting down; trying again")
-    router.pools[0]["in_use_bytes"] = 444 * MIB
+    router.pools[0]["needed_bytes"] = 444 * MIB
     router.is_up = True
     expect(page.locator("#link")).to_have_text("live")
-    expect(figure(page, "kvcached_chat", "In use")).to_have_text("444 MiB")
+    expect(figure(page, "kvcached_chat", "Needed")).to_have_text("444 MiB")
 
 
 def test_what_is_being_typed_stays_and_a_pause_is_a_pause(router, open_page) -> None:
@@ -186,18 +186,18 @@ def test_what_is_being_typed_stays_and_a_pause_is_a_pause(router, open_page) -> 
     page.get_by_label("Change limit or share of kvcached_chat").click()
     limit = card(page, "kvcached_chat").get_by_role("textbox", name="Limit")
     limit.press_sequentially("12")
-    router.pools[0]["in_use_bytes"] = 310 * MIB
-    expect(figure(page, "kvcached_chat", "In use")).to_have_text("310 MiB")
+    router.pools[0]["needed_bytes"] = 310 * MIB
+    expect(figure(page, "kvcached_chat", "Needed")).to_have_text("310 MiB")
     expect(limit).to_be_focused()
     expect(limit).to_have_value("12")
     page.get_by_role("button", name="Pause").click()
-    router.pools[0]["in_use_bytes"] = 320 * MIB
+    router.pools[0]["needed_bytes"] = 320 * MIB
     router.decisions.append({"time": 1700000000, "model": "chat", "pool": None, "action": "sleep", "reason": "idle"})
     # Decisions are kept while it is paused, and tell us that the page has heard of the rest.
     expect(page.get_by_role("log")).to_contain_text("chat: sleep – idle")
-    expect(figure(page, "kvcached_chat", "In use")).to_have_text("310 MiB")
+    expect(figure(page, "kvcached_chat", "Needed")).to_have_text("310 MiB")
     page.get_by_role("button", name="Pause").click()
-    expect(figure(page, "kvcached_chat", "In use")).to_have_text("320 MiB")
+    expect(figure(page, "kvcached_chat", "Needed")).to_have_text("320 MiB")
 
 
 def test_names_cannot_become_a_part_of_the_page(router, open_page) -> None:
@@ -214,7 +214,7 @@ def test_names_cannot_become_a_part_of_the_page(router, open_page) -> None:
 
 def test_who_asked_for_less_motion_gets_figures_at_once(router, open_page) -> None:
     page = open_page(router.url, reduced_motion=True)
-    expect(figure(page, "kvcached_chat", "In use")).to_have_text("300 MiB")
-    router.pools[0]["in_use_bytes"] = 512 * MIB
-    expect(figure(page, "kvcached_chat", "In use")).to_have_text("512 MiB")
+    expect(figure(page, "kvcached_chat", "Needed")).to_have_text("300 MiB")
+    router.pools[0]["needed_bytes"] = 512 * MIB
+    expect(figure(page, "kvcached_chat", "Needed")).to_have_text("512 MiB")
     assert page.evaluate("getComputedStyle(document.getElementById('pause')).transitionDuration") == "0s"

@@ -81,7 +81,7 @@ fn a_limit_lowered_under_a_full_batch_is_met_and_everybody_ends() {
     lab.wait_for("a full batch", |stats| stats.running >= 20);
     set_limit(&lab, Bytes(6 * PAGE.0));
     lab.wait_for("memory under the limit", |stats| {
-        stats.limit_bytes == Bytes(6 * PAGE.0) && stats.used_bytes.0 + stats.idle_bytes.0 <= 6 * PAGE.0
+        stats.limit_bytes == Bytes(6 * PAGE.0) && stats.memory.held().0 <= 6 * PAGE.0
     });
     for (generation, wanted) in running.into_iter().zip(&wanted) {
         assert_eq!(tokens(generation), *wanted);
@@ -133,7 +133,7 @@ fn a_peak_finds_the_memory_that_an_idle_model_only_keeps() {
         tokens(idle.submit(&text(number, 100), 2));
     }
     let budget = 64 * 4 * BLOCK_BYTES;
-    let is_full = |stats: &EngineStats| stats.used_bytes.0 + stats.idle_bytes.0 == budget;
+    let is_full = |stats: &EngineStats| stats.memory.held().0 == budget;
     idle.wait_for("a cache that fills the device", is_full);
     let busy = Lab::beside(Arc::clone(&idle.dir), |dir| EngineConfig {
         pool_name: PoolName::new("busy").unwrap(),
@@ -154,7 +154,7 @@ fn a_static_cache_is_mapped_from_the_start_and_stays() {
     let lab = Lab::new(|dir| config(dir, KvMode::Static(size), 32));
     let mapped = |lab: &Lab| {
         let stats = lab.engine.stats();
-        Bytes(stats.used_bytes.0 + stats.idle_bytes.0)
+        stats.memory.held()
     };
     assert_eq!(mapped(&lab), size);
     assert_eq!(lab.engine.stats().blocks_total, size.0 / BLOCK_BYTES);

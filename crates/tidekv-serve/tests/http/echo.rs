@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use tidekv_core::share::MemoryUse;
 use tidekv_core::units::Bytes;
 use tidekv_serve::config::KvMode;
 use tidekv_serve::handle::{
@@ -206,8 +207,7 @@ impl Engine for Echo {
             blocks_used: 3,
             blocks_cached: 1,
             blocks_total: 8,
-            used_bytes: Bytes(4096),
-            idle_bytes: Bytes(8192),
+            memory: MemoryUse { needed: Bytes(3072), cached: Bytes(1024), idle: Bytes(8192) },
             limit_bytes: Bytes(1 << 20),
             page_bytes: Bytes(4096),
             page_tokens: 32,

@@ -73,7 +73,8 @@ fn status_and_pools_know_each_other() {
     let page = router.send("GET", "/metrics", &[], "").body;
     for line in [
         "kvcached_router_model_ready{model=\"m\"} 1",
-        "kvcached_kv_cache_pool_in_use_bytes{pool=\"p\",device=\"host\"} 1",
+        "kvcached_kv_cache_pool_needed_bytes{pool=\"p\",device=\"host\"} 1",
+        "kvcached_kv_cache_pool_cached_bytes{pool=\"p\",device=\"host\"} 2",
     ] {
         assert!(page.lines().any(|found| found == line), "{line}\n{page}");
     }

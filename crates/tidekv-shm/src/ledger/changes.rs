@@ -176,7 +176,9 @@ impl<'a> Story<'a> {
             self.happened(Some(new), by_operator(EventKind::ShareSet, new.floor));
         }
         if old.trim_request != new.trim_request {
-            self.happened(Some(new), by_operator(EventKind::TrimAsked, new.idle));
+            let with_cached = new.trim_cached == new.trim_request;
+            let cached = if with_cached { new.cached } else { Bytes::ZERO };
+            self.happened(Some(new), by_operator(EventKind::TrimAsked, Bytes(new.idle.0.saturating_add(cached.0))));
         }
     }
 

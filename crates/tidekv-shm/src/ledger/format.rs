@@ -123,6 +123,8 @@ mod slot_at {
     pub(super) const TRIM_DONE: usize = 184;
     pub(super) const NAME: usize = 192;
     pub(super) const WISH: usize = 272;
+    pub(super) const CACHED: usize = 280;
+    pub(super) const TRIM_CACHED: usize = 288;
 }
 
 const STATE_LIVE: u32 = 1;
@@ -353,6 +355,8 @@ fn decode_entry(slot: u32, record: &Record) -> Option<LedgerEntry> {
         trim_request: word(record, slot_at::TRIM_REQUEST),
         trim_done: word(record, slot_at::TRIM_DONE),
         wish: bytes_at(record, slot_at::WISH),
+        cached: bytes_at(record, slot_at::CACHED),
+        trim_cached: word(record, slot_at::TRIM_CACHED),
     })
 }
 
@@ -397,6 +401,8 @@ fn encode_entry(entry: &LedgerEntry, old: &Record) -> Option<Record> {
         (slot_at::TRIM_REQUEST, entry.trim_request),
         (slot_at::TRIM_DONE, entry.trim_done),
         (slot_at::WISH, entry.wish.0),
+        (slot_at::CACHED, entry.cached.0),
+        (slot_at::TRIM_CACHED, entry.trim_cached),
     ] {
         put(&mut record, at, &value.to_le_bytes());
     }

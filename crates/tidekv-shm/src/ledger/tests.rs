@@ -60,6 +60,8 @@ fn entry(slot: u32, words: [u64; 19], halves: [u32; 4], name: String, live: bool
         trim_request: trim,
         trim_done: trim.wrapping_sub(1),
         wish: Bytes(trim.wrapping_add(1)),
+        cached: Bytes(trim.wrapping_add(2)),
+        trim_cached: trim.wrapping_add(3),
     }
 }
 
@@ -171,7 +173,7 @@ fn every_offset_of_the_documentation_holds() {
     let expected = [1, 2, 3, 4, 5, 6, 7, 0, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 18];
     assert_eq!(words, expected, "started .. trim_done");
     assert_eq!(&bytes[slot + 192..slot + 197], b"pool\0");
-    assert_eq!(word(slot + 272), 20, "wish");
+    assert_eq!([272, 280, 288].map(|at| word(slot + at)), [20, 21, 22], "wish, cached, trim cached");
     assert!(bytes[512..4096].iter().all(|&byte| byte == 0), "nobody decided anything");
 
     let author = BudgetAuthor { right: BudgetRight::Operator, pid: 7, name: AuthorName::new("kvctl") };

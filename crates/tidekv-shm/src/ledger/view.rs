@@ -15,7 +15,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use tidekv_core::share::PoolClaim;
+use tidekv_core::share::{MemoryUse, PoolClaim};
 use tidekv_core::units::{Bytes, GroupId};
 use tidekv_fork::ClosedInChild;
 
@@ -105,9 +105,9 @@ pub struct LedgerEntry {
     pub applied_revision: u64,
     /// What the pool holds or is about to map: THE truth about its memory.
     pub reserved: Bytes,
-    /// What it cannot give back without losing something.
+    /// What it cannot give back without losing something: needed and cached together. [`usage`](Self::usage) has the parts.
     pub in_use: Bytes,
-    /// What it holds and does not need now.
+    /// What it holds with nothing in it.
     pub idle: Bytes,
     /// What it wants beyond `reserved` and did not get.
     pub demand: Bytes,
@@ -117,12 +117,16 @@ pub struct LedgerEntry {
     pub counters: Counters,
     /// When its owner was found dead, as [`now_ms`](crate::now_ms).
     pub returning_since_ms: u64,
-    /// How often an operator asked it to give back what is idle.
+    /// How often an operator asked it to give memory back.
     pub trim_request: u64,
     /// The last of these requests that it has carried out.
     pub trim_done: u64,
     /// What it will want soon beyond `reserved` and `demand`: worth what others only keep, and no request of theirs.
     pub wish: Bytes,
+    /// The part of `in_use` that its engine only keeps in case. Pools of older programs do not say.
+    pub cached: Bytes,
+    /// The last `trim_request` that asks for what is cached as well.
+    pub trim_cached: u64,
 }
 
 /// How often things happened to a pool.
@@ -204,7 +208,7 @@ impl LedgerView {
             if entry.state == EntryState::Live && has_owner(&file, entry.slot) == Ok(false) {
                 entry.state = EntryState::Returning;
                 entry.returning_since_ms = now_ms;
-                (entry.in_use, entry.idle) = (Bytes::ZERO, Bytes::ZERO);
+                (entry.in_use, entry.cached, entry.idle) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
                 (entry.demand, entry.reclaim) = (Bytes::ZERO, Bytes::ZERO);
                 reaped.died.push(entry.slot);
             }
@@ -295,6 +299,16 @@ impl LedgerEntry {
             trim_request: 0,
             trim_done: 0,
             wish: Bytes::ZERO,
+            cached: Bytes::ZERO,
+            trim_cached: 0,
+        }
+    }
+
+    /// What it holds and what that is good for. What dead owners held is needed until it is back: nobody can have it.
+    pub fn usage(&self) -> MemoryUse {
+        match self.state {
+            EntryState::Live => MemoryUse::of(self.reserved, self.cached, self.idle),
+            EntryState::Returning => MemoryUse::all_needed(self.reserved),
         }
     }
 
@@ -310,6 +324,8 @@ impl LedgerEntry {
             EntryState::Live => PoolClaim {
                 held: self.reserved,
                 in_use: self.in_use,
+                cached: self.cached,
+                wish: self.wish,
                 demand: self.demand,
                 floor: self.floor,
                 ceiling: self.ceiling.min(self.limit),
@@ -317,16 +333,7 @@ impl LedgerEntry {
                 priority: self.priority,
                 page: self.page_bytes,
             },
-            EntryState::Returning => PoolClaim {
-                held: self.reserved,
-                in_use: self.reserved,
-                demand: Bytes::ZERO,
-                floor: self.reserved,
-                ceiling: self.reserved,
-                weight: 1,
-                priority: i32::MAX,
-                page: self.page_bytes,
-            },
+            EntryState::Returning => PoolClaim { page: self.page_bytes, ..PoolClaim::returning(self.reserved) },
         }
     }
 }

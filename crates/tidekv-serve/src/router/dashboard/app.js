@@ -33,15 +33,15 @@ function drawDevices(now) {
     const device = all[at];
     const own = state.pools.filter((pool) => pool.device === device.name);
     const areas = own.flatMap((pool) => [
-      { name: `${pool.id} in use`, className: `area ${poolColour(pool)}`, samples: seriesOf(pools, pool.id, (sample) => sample.in_use_bytes) },
-      { name: `${pool.id} reserve`, className: `area reserve ${poolColour(pool)}`, samples: seriesOf(pools, pool.id, (sample) => sample.reserve_bytes) },
+      { name: `${pool.id} needed`, className: `area ${poolColour(pool)}`, samples: seriesOf(pools, pool.id, (sample) => sample.needed_bytes) },
+      { name: `${pool.id} cached and idle`, className: `area reserve ${poolColour(pool)}`, samples: seriesOf(pools, pool.id, keptBytes) },
     ]);
     const budget = device.budget_bytes ? [{ name: "budget", className: "limit", samples: seriesOf(devices, device.name, (sample) => sample.budget_bytes) }] : [];
-    const held = own.map((pool) => `${pool.id} ${bytes(pool.in_use_bytes + pool.reserve_bytes)}`);
+    const held = own.map((pool) => `${pool.id} ${bytes(heldBytes(pool))}`);
     card.plot.draw(now, areas, budget, `${bytes(device.pools_bytes)} held by pools${held.length ? `: ${held.join(", ")}` : ""}.`);
     const others = Math.max(0, device.used_bytes - device.pools_bytes);
     card.figures.show([
-      ...own.map((pool) => ({ name: pool.id, key: poolColour(pool), value: bytes(pool.in_use_bytes + pool.reserve_bytes) })),
+      ...own.map((pool) => ({ name: pool.id, key: poolColour(pool), value: bytes(heldBytes(pool)) })),
       ...(device.budget_bytes ? [{ name: "Budget of all pools", key: "line", value: bytes(device.budget_bytes) }] : []),
       { name: "All pools", value: bytes(device.pools_bytes) },
       { name: "Others", value: bytes(others) },
@@ -52,6 +52,16 @@ function drawDevices(now) {
 }
 
 /* ---- pools ---- */
+
+/** What a pool holds without a request that needs it. */
+function keptBytes(pool) {
+  return pool.cached_bytes + pool.idle_bytes;
+}
+
+function heldBytes(pool) {
+  return pool.needed_bytes + keptBytes(pool);
+}
+
 
 /** A pool has the colour of its model; those of others follow behind. */
 function poolColour(pool) {
@@ -68,7 +78,7 @@ const poolCards = new Keyed($("pools"), (id) => {
   element.querySelector("caption").textContent = `Memory of pool ${id}`;
   element.querySelector("summary").textContent = "Change limit or share";
   element.querySelector("summary").setAttribute("aria-label", `Change limit or share of ${id}`);
-  const plot = new Plot("In use and reserve", bytes);
+  const plot = new Plot("Needed, cached and idle", bytes);
   element.querySelector(".plot").append(plot.element);
   const path = `api/pools/${encodeURIComponent(name)}`;
   onSubmit(element.querySelector(".limit"), (form) => {
@@ -97,8 +107,8 @@ function drawPools(now) {
     const share = budgets.get(pool.device) ? pool.share * budgets.get(pool.device) : null;
     const series = (figure) => seriesOf(pools, pool.id, figure);
     const areas = [
-      { name: "in use", className: `area ${tint}`, samples: series((sample) => sample.in_use_bytes) },
-      { name: "reserve", className: `area reserve ${tint}`, samples: series((sample) => sample.reserve_bytes) },
+      { name: "needed", className: `area ${tint}`, samples: series((sample) => sample.needed_bytes) },
+      { name: "cached and idle", className: `area reserve ${tint}`, samples: series(keptBytes) },
     ];
     if (pools.of(pool.id).some((sample) => sample.demand_bytes > 0)) {
       areas.push({ name: "demand", className: "demand", samples: series((sample) => sample.demand_bytes) });
@@ -106,13 +116,14 @@ function drawPools(now) {
     const lines = [];
     if (pool.limit_bytes !== null) lines.push({ name: "limit", className: "limit", samples: series((sample) => sample.limit_bytes) });
     if (share !== null) lines.push({ name: "share", className: "share", samples: series((sample) => sample.share_bytes) });
-    const word = `${bytes(pool.in_use_bytes)} in use, ${bytes(pool.reserve_bytes)} in reserve, limit ${bytes(pool.limit_bytes)}.`;
+    const word = `${bytes(pool.needed_bytes)} needed, ${bytes(pool.cached_bytes)} cached, ${bytes(pool.idle_bytes)} idle, limit ${bytes(pool.limit_bytes)}.`;
     card.plot.draw(now, areas, lines, word);
     const owner = [pool.model && `model ${pool.model}`, `on ${pool.device}`, pool.pid && `process ${pool.pid}`];
     say(card.owner, owner.filter(Boolean).join(" · "));
     card.figures.show([
-      { name: "In use", key: tint, value: bytes(pool.in_use_bytes) },
-      { name: "Reserve", key: `reserve ${tint}`, value: bytes(pool.reserve_bytes) },
+      { name: "Needed", key: tint, value: bytes(pool.needed_bytes) },
+      { name: "Cached", key: `reserve ${tint}`, value: bytes(pool.cached_bytes) },
+      { name: "Idle", key: `reserve ${tint}`, value: bytes(pool.idle_bytes) },
       { name: "Demand", key: "demand", value: bytes(pool.demand_bytes) },
       { name: "Limit", key: "line", value: bytes(pool.limit_bytes) },
       { name: "Fair share", key: "line share", value: share === null ? percent(pool.share) : `${bytes(share)} (${percent(pool.share)})` },
@@ -225,7 +236,7 @@ function heardPools(heard) {
   const budgets = new Map((state.status?.devices ?? []).map((device) => [device.name, device.budget_bytes]));
   for (const pool of heard.pools) {
     const budget = budgets.get(pool.device);
-    pools.add(pool.id, { at, in_use_bytes: pool.in_use_bytes, reserve_bytes: pool.reserve_bytes, demand_bytes: pool.demand_bytes,
+    pools.add(pool.id, { at, needed_bytes: pool.needed_bytes, cached_bytes: pool.cached_bytes, idle_bytes: pool.idle_bytes, demand_bytes: pool.demand_bytes,
       limit_bytes: pool.limit_bytes, share_bytes: budget ? pool.share * budget : null });
   }
   pools.keep(heard.pools.map((pool) => pool.id));
