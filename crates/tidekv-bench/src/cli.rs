@@ -146,7 +146,7 @@ impl Cli {
 
     /// Does what was asked.
     pub fn run(&self) -> anyhow::Result<Outcome> {
-        logging::start(self.log_file.as_deref()).iter().for_each(|warning| warn(warning));
+        logging::start(self.log_file.as_deref())?.iter().for_each(|warning| warn(warning));
         match &self.command {
             Command::Vmm(args) => vmm::run(args),
             Command::Alloc(args) => alloc::run(args),

@@ -9,6 +9,9 @@
 
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::sync::Arc;
+
+use signal_hook::consts::SIGXFSZ;
 
 use crate::console::harmless_line;
 
@@ -30,7 +33,12 @@ pub enum Outcome {
 pub const ERROR_CODE: u8 = 2;
 
 /// The whole of a `main`: does what the command line says, or shows what is wrong with it, and ends in one exit code.
+///
+/// A write beyond `ulimit -f` is an error like any other instead of the end of the process. A handler and not "ignored", which
+/// the programs that we start would inherit.
 pub fn main_of<C>(parsed: Result<C, clap::Error>, run: impl FnOnce(&C) -> anyhow::Result<Outcome>) -> ExitCode {
+    // Should that fail, everything else works.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
     ExitCode::from(code_of(parsed, run))
 }
 
@@ -66,8 +74,11 @@ fn code_and_message(outcome: &anyhow::Result<Outcome>) -> (u8, Option<String>) {
 
 /// Whether the error is that our reader went away, which is its right.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let kind = |cause: &(dyn std::error::Error + 'static)| cause.downcast_ref::<io::Error>().map(io::Error::kind);
-    error.chain().any(|cause| kind(cause) == Some(io::ErrorKind::BrokenPipe))
+    error.chain().any(|cause| io_kind(cause) == Some(io::ErrorKind::BrokenPipe))
+}
+
+fn io_kind(cause: &(dyn std::error::Error + 'static)) -> Option<io::ErrorKind> {
+    cause.downcast_ref::<io::Error>().map(io::Error::kind)
 }
 
 /// The error and its causes on one line. A cause that the line before it already quotes is left out.
@@ -82,6 +93,9 @@ fn sentence(error: &anyhow::Error) -> String {
             line.push_str(": ");
         }
         line.push_str(&cause);
+    }
+    if error.chain().any(|cause| io_kind(cause) == Some(io::ErrorKind::FileTooLarge)) {
+        line.push_str("; `ulimit -f` says how large this shell's programs may make a file");
     }
     line
 }

@@ -297,6 +297,7 @@ impl From<SegmentError> for Refused {
             SegmentError::LockTimeout { path, .. }
             | SegmentError::InUse { path }
             | SegmentError::NotOurs { path }
+            | SegmentError::Linked { path }
             | SegmentError::NotFound { path }
             | SegmentError::Os { path, .. } => Some(path.as_path()),
             SegmentError::TooLarge { .. } => return Self::argument(message),

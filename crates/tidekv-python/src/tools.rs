@@ -17,7 +17,9 @@ use crate::error::Refused;
 pub(crate) fn start_logging() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        for warning in logging::start(None) {
+        // The engine's process is not ours to end.
+        let warnings = logging::start(None).unwrap_or_else(|error| vec![error.to_string()]);
+        for warning in warnings {
             use std::io::Write;
             let _ = writeln!(std::io::stderr(), "tidekv: warning: {warning}");
         }

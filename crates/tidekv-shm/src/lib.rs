@@ -52,5 +52,5 @@ pub use ledger::{
     AuthorName, BudgetAuthor, BudgetRight, BudgetSetting, Counters, DEFAULT_UTILIZATION, EntrySpec, EntryState,
     Foreign, Ledger, LedgerEntry, LedgerError, LedgerHeader, LedgerView, OwnedEntry, Reaped, UNLIMITED, Watch,
 };
-pub use names::{DeviceName, NameError, PoolName, RuntimeDir};
+pub use names::{DeviceName, FolderError, NameError, PoolName, RuntimeDir};
 pub use segment::{PoolSegment, SegmentError, SegmentView};

@@ -16,6 +16,8 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, stat};
+use rustix::io::Errno;
 use rustix::process::{geteuid, getpgrp};
 use tidekv_core::units::GroupId;
 
@@ -62,13 +64,76 @@ impl RuntimeDir {
         self.0.join(format!("{}{device}", events_prefix()))
     }
 
-    /// Makes the folder with mode 0700 if it is not there.
-    pub(crate) fn ensure(&self) -> io::Result<()> {
-        if self.0.is_dir() {
-            return Ok(());
+    /// Refuses a folder in which another user could replace files under us. One that is not there is no refusal.
+    pub fn check(&self) -> Result<(), FolderError> {
+        let path = || self.0.clone();
+        let found = match stat(&self.0) {
+            Ok(found) => found,
+            Err(Errno::NOENT) => return Ok(()),
+            Err(error) => return Err(FolderError::Os { call: "stat", path: path(), source: error.into() }),
+        };
+        let mode = Mode::from_raw_mode(found.st_mode);
+        let trusted = [0, geteuid().as_raw()].contains(&found.st_uid) || is_of_no_user_here(found.st_uid);
+        if !trusted {
+            return Err(FolderError::Owner { path: path(), uid: found.st_uid });
         }
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.0)
+        if mode.contains(Mode::WOTH) && !mode.contains(Mode::SVTX) {
+            return Err(FolderError::Mode { path: path(), mode: mode.as_raw_mode() & 0o7777 });
+        }
+        Ok(())
     }
+
+    /// Makes the folder with mode 0700 if it is not there, and checks it if it is.
+    pub(crate) fn ensure(&self) -> Result<(), FolderError> {
+        if self.0.is_dir() {
+            return self.check();
+        }
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.0);
+        made.map_err(|source| FolderError::Os { call: "mkdir", path: self.0.clone(), source })
+    }
+}
+
+/// Whether files that belong to users outside of this user namespace show this number. In a container without root of its host,
+/// the host's `/dev/shm` has it.
+fn is_of_no_user_here(uid: u32) -> bool {
+    const OVERFLOW: u32 = 65_534;
+    let everybody = |map: String| map.split_whitespace().eq(["0", "0", "4294967295"]);
+    uid == OVERFLOW && !std::fs::read_to_string("/proc/self/uid_map").is_ok_and(everybody)
+}
+
+/// Why a folder is not used for shared files.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FolderError {
+    /// Whoever owns a folder may remove and replace every file in it.
+    #[error("{} belongs to user {uid}, who could replace every file in it: set KVCACHED_RUNTIME_DIR to a folder of your own", .path.display())]
+    Owner {
+        /// The folder.
+        path: PathBuf,
+        /// Its owner.
+        uid: u32,
+    },
+    /// Everybody may remove and replace every file in it.
+    #[error(
+        "everybody could replace the files in {}, whose mode is {mode:04o}: `chmod +t` it, or set KVCACHED_RUNTIME_DIR to a folder of your own", .path.display()
+    )]
+    Mode {
+        /// The folder.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// The operating system refused a call.
+    #[error("{call} of {} failed", .path.display())]
+    Os {
+        /// The system call.
+        call: &'static str,
+        /// The folder.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
 }
 
 /// What this user's ledgers are called, up to the device.

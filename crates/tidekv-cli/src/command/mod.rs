@@ -35,6 +35,14 @@ use crate::request::{Action, Request};
 /// Carries out a request.
 pub fn run(request: &Request, console: &mut Console) -> anyhow::Result<Outcome> {
     let dir = &request.dir;
+    // These look at nothing there, or say what is wrong with it.
+    let needs_no_folder = matches!(
+        request.action,
+        Action::Doctor { .. } | Action::Completions { .. } | Action::Man { .. } | Action::Names { .. } | Action::Shell
+    );
+    if !needs_no_folder {
+        dir.check()?;
+    }
     match &request.action {
         Action::List { names, json } => list::run(dir, names, *json, console),
         Action::Limit { name, limit, wait } => limit::run(dir, name, *limit, *wait, console),

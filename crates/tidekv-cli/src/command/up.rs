@@ -40,7 +40,7 @@ const STATE_EVERY: Duration = Duration::from_millis(250);
 const KEY: &str = "KVCACHED_WEB_API_KEY";
 
 pub(super) fn run(dir: &RuntimeDir, request: &UpRequest, console: &mut Console) -> anyhow::Result<Outcome> {
-    for warning in logging::start(None) {
+    for warning in logging::start(None)? {
         console.note(format_args!("warning: {warning}"));
     }
     let mut plan = match &request.config {

@@ -5,6 +5,7 @@
 
 mod budget;
 mod figures;
+mod hostile;
 mod load;
 #[allow(dead_code, reason = "the tests of neighbours use the rest")]
 mod process;

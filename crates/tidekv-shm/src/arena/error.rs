@@ -12,6 +12,9 @@ use crate::Foreign;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArenaError {
+    /// The folder is not one to put it in.
+    #[error(transparent)]
+    Folder(#[from] crate::FolderError),
     /// There is no arena of this name.
     #[error("there is no arena {}: its creator has not made it yet, or it was deleted", .path.display())]
     NotFound {

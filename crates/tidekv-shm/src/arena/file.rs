@@ -17,9 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{
-    FallocateFlags, FsWord, Mode, OFlags, fallocate, fchmod, fstat, fstatfs, ftruncate, link, stat, unlink,
-};
+use rustix::fs::{FallocateFlags, FsWord, Mode, fallocate, fchmod, fstat, fstatfs, ftruncate, link, stat, unlink};
 use rustix::io::{Errno, pread};
 use rustix::process::geteuid;
 use tidekv_core::units::Bytes;
@@ -27,12 +25,12 @@ use tidekv_fork::ClosedInChild;
 
 use super::config::ArenaConfig;
 use super::error::ArenaError;
-use super::format::{ArenaId, GROW_LOCK, HEAD_BYTES, Head, HeadError, MAKE_LOCK, MEMBER_LOCK, VERSION};
+use super::format::{ArenaId, GROW_LOCK, HEAD_BYTES, Head, HeadError, MAGIC, MAKE_LOCK, MEMBER_LOCK, VERSION};
 use super::geometry::{Geometry, HUGE, MEMBERS};
-use super::name::{ArenaName, UNFINISHED};
+use super::name::ArenaName;
 use super::tables::Tables;
 use crate::lock::{LockError, is_locked, lock_byte, try_lock_byte, unlock_byte};
-use crate::private_file::{foreign, make_private, open_guarded, open_private};
+use crate::private_file::{self, OpenError, UNFINISHED, make_private, open_private};
 use crate::{Foreign, RuntimeDir, now_ms};
 
 /// `statfs` of hugetlbfs.
@@ -67,7 +65,7 @@ impl Place {
         if self.path.symlink_metadata().is_ok() {
             return Err(exists());
         }
-        self.dir.ensure().map_err(|source| ArenaError::Os { call: "mkdir", path: self.path.clone(), source })?;
+        self.dir.ensure()?;
         let unfinished = self.unfinished_path();
         let file = make_private(&unfinished).map_err(self.os("open"))?;
         let built = self.build(file.as_fd(), geometry, config).and_then(|()| match link(&unfinished, &self.path) {
@@ -141,23 +139,12 @@ impl Place {
 
     /// Opens a file of this user that has an arena's name, whatever is in it.
     pub(super) fn open_any(&self) -> Result<ClosedInChild, ArenaError> {
-        let not_ours = |why| ArenaError::NotOurs { path: self.path.clone(), why };
-        // NONBLOCK: opening a pipe that somebody put there must not wait for its other end.
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let file = match open_guarded(&self.path, flags, Mode::empty()) {
-            Ok(file) => file,
-            Err(Errno::NOENT) => return Err(ArenaError::NotFound { path: self.path.clone() }),
-            Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => return Err(not_ours(Foreign::NotAFile)),
-            Err(Errno::ACCESS | Errno::PERM) => {
-                let why = stat(&self.path).ok().as_ref().and_then(foreign);
-                return Err(why.map_or_else(|| self.os("open")(Errno::ACCESS), not_ours));
-            }
-            Err(error) => return Err(self.os("open")(error)),
-        };
-        let state = fstat(&file).map_err(self.os("fstat"))?;
-        match foreign(&state) {
-            None => Ok(file),
-            Some(why) => Err(not_ours(why)),
+        self.dir.check()?;
+        match open_private(&self.path) {
+            Ok(Some(file)) => Ok(file),
+            Ok(None) => Err(ArenaError::NotFound { path: self.path.clone() }),
+            Err(OpenError::NotOurs(why)) => Err(ArenaError::NotOurs { path: self.path.clone(), why }),
+            Err(OpenError::Os { call, error }) => Err(self.os(call)(error)),
         }
     }
 
@@ -294,8 +281,7 @@ pub(super) fn file_names(dir: &RuntimeDir) -> Result<Vec<String>, ArenaError> {
 
 /// Removes a file that its maker did not finish, unless somebody is still at work on it.
 pub(super) fn remove_unfinished(path: &Path) -> bool {
-    let Ok(Some(file)) = open_private(path) else { return false };
-    try_lock_byte(file.as_fd(), MAKE_LOCK) == Ok(true) && unlink(path).is_ok()
+    private_file::remove_unfinished(path, MAKE_LOCK, MAGIC)
 }
 
 fn random_id() -> io::Result<ArenaId> {

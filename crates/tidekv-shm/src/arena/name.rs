@@ -9,9 +9,7 @@ use rustix::process::geteuid;
 
 use super::error::ArenaError;
 use crate::names::{NAME_MAX, is_name_byte};
-
-/// Between an arena's name and the number of one that is being made; no name has it.
-pub(super) const UNFINISHED: char = '.';
+use crate::private_file::UNFINISHED;
 
 /// The name of an arena: 1 to 64 of `A-Z`, `a-z`, `0-9`, `_` and `-`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,13 +1,17 @@
 //! What the objects of benchmarks are called, and which of them are still there.
 
 use std::ffi::{CStr, CString};
-use std::fs::{self, Metadata};
+use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::process::{Pid, geteuid, test_kill_process};
+
+use crate::private_file::{is_locked_by_others, open_guarded};
 
 /// Where `shm_open` puts them, on Linux.
 pub(super) const FOLDER: &str = "/dev/shm";
@@ -60,16 +64,23 @@ pub struct LeftSegment {
 pub fn left_behind(folder: &Path) -> io::Result<Vec<LeftSegment>> {
     let prefix = prefix();
     let mut found = Vec::new();
-    for (name, path, metadata) in entries(folder)? {
+    for (name, path) in entries(folder)? {
         let Some(pid) = name.strip_prefix(&prefix).and_then(maker) else { continue };
+        // Of a link this is the link's own.
+        let Ok(metadata) = path.symlink_metadata() else { continue };
         if metadata.is_file() && metadata.uid() == geteuid().as_raw() {
-            // A process of somebody else answers too, with a refusal.
-            let running = test_kill_process(pid) != Err(rustix::io::Errno::SRCH);
+            // Whoever has a lock on it uses it. A process of somebody else answers too, with a refusal.
+            let running = test_kill_process(pid) != Err(Errno::SRCH) || is_locked(&path);
             found.push(LeftSegment { path, bytes: metadata.len(), running });
         }
     }
     found.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(found)
+}
+
+fn is_locked(path: &Path) -> bool {
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    open_guarded(path, flags, Mode::empty()).is_ok_and(|file| is_locked_by_others(&file))
 }
 
 /// The process of `<process>-<number>`. Other names are not ours.
@@ -82,13 +93,13 @@ fn maker(rest: &str) -> Option<Pid> {
 /// Objects that other benchmarks left in a folder. They are somebody else's: to be reported, never removed.
 pub fn foreign_benchmarks(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut paths: Vec<PathBuf> =
-        entries(folder)?.filter(|(name, ..)| name.starts_with(FOREIGN_PREFIX)).map(|(_, path, _)| path).collect();
+        entries(folder)?.filter(|(name, _)| name.starts_with(FOREIGN_PREFIX)).map(|(_, path)| path).collect();
     paths.sort();
     Ok(paths)
 }
 
 /// What is in a folder. One that is not there is an empty one.
-fn entries(folder: &Path) -> io::Result<impl Iterator<Item = (String, PathBuf, Metadata)> + use<>> {
+fn entries(folder: &Path) -> io::Result<impl Iterator<Item = (String, PathBuf)> + use<>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => Some(entries),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -96,9 +107,7 @@ fn entries(folder: &Path) -> io::Result<impl Iterator<Item = (String, PathBuf, M
     };
     Ok(entries.into_iter().flatten().filter_map(|entry| {
         let entry = entry.ok()?;
-        // Of a link this is the link's own.
-        let metadata = entry.metadata().ok()?;
-        Some((entry.file_name().into_string().ok()?, entry.path(), metadata))
+        Some((entry.file_name().into_string().ok()?, entry.path()))
     }))
 }
 

@@ -6,12 +6,13 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
-use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
+use rustix::fs::inotify::{self, Reader, WatchFlags};
 use rustix::io::Errno;
 use tidekv_fork::ClosedInChild;
 
 use super::error::EventsError;
 use crate::RuntimeDir;
+use crate::ledger::watch::inotify_queue;
 
 /// Wakes when a watched file changes or a new one appears in the folder.
 #[derive(Debug)]
@@ -23,9 +24,8 @@ pub struct EventsWatch {
 impl EventsWatch {
     /// Watches a folder for new files, if it is there.
     pub fn new(dir: &RuntimeDir) -> Result<Self, EventsError> {
-        let flags = CreateFlags::CLOEXEC | CreateFlags::NONBLOCK;
-        let queue = ClosedInChild::open(|| inotify::init(flags));
-        let queue = queue.map_err(EventsError::os("inotify_init1", dir.path()))?;
+        let os = |source| EventsError::Os { call: "inotify_init1", path: dir.path().to_owned(), source };
+        let queue = ClosedInChild::open(inotify_queue).map_err(os)?;
         let watch = Self { queue, dir: dir.clone() };
         watch.add_folder()?;
         Ok(watch)

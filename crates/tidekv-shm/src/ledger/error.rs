@@ -8,6 +8,9 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LedgerError {
+    /// The folder is not one to put it in.
+    #[error(transparent)]
+    Folder(#[from] crate::FolderError),
     /// Somebody held the table's lock all the time; most likely it is stopped. Trying again can help.
     #[error("{} was locked for all of {waited:?}: a process that uses it may be stopped", .path.display())]
     LockTimeout {
@@ -101,6 +104,9 @@ pub enum Foreign {
         /// The permission bits.
         mode: u32,
     },
+    /// What is written to it would change a file elsewhere.
+    #[error("it is a hard link to a file that has another name")]
+    Linked,
     /// The bytes are something else.
     #[error("its contents are something else")]
     Contents,

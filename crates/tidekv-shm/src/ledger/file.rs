@@ -23,8 +23,8 @@ use super::error::{Foreign, LedgerError};
 use super::format::{self, FILE_BYTES, FormatError, HEADER_BYTES, RECORD_BYTES, TABLE_BYTE, VERSION, slot_offset};
 use super::view::LedgerHeader;
 use crate::RuntimeDir;
-use crate::lock::{LockError, lock_byte, try_lock_byte, unlock_byte};
-use crate::private_file::{OpenError, make_private, open_private, read_at, write_at};
+use crate::lock::{LockError, lock_byte, unlock_byte};
+use crate::private_file::{OpenError, UNFINISHED, make_private, open_private, read_at, remove_unfinished, write_at};
 
 /// How often we start over before we say that the file does not settle.
 pub(super) const TRIES: u32 = 16;
@@ -32,8 +32,6 @@ pub(super) const TRIES: u32 = 16;
 const REPLACE_WAIT: Duration = Duration::from_millis(250);
 /// What an update reads at once: the head and the slots of as many pools as most devices ever have.
 const FIRST_READ: usize = HEADER_BYTES + 16 * RECORD_BYTES;
-/// Between a ledger's name and the number of one that is being made; no device has it in its name.
-const UNFINISHED: char = '.';
 
 /// Where a ledger lies, and the calls on it with its name in their errors.
 #[derive(Clone, Debug)]
@@ -62,10 +60,10 @@ impl Place {
     /// Opens the ledger, and makes it with this header if there is none.
     pub(super) fn open_or_make(&self, header: &LedgerHeader) -> Result<ClosedInChild, LedgerError> {
         for _ in 0..TRIES {
+            self.dir.ensure()?;
             if let Some(file) = self.open_existing()? {
                 return Ok(file);
             }
-            self.dir.ensure().map_err(|source| LedgerError::Os { call: "mkdir", path: self.path.clone(), source })?;
             if let Some(file) = self.make(header)? {
                 return Ok(file);
             }
@@ -243,6 +241,5 @@ pub(super) fn is_leftover(name: &str) -> bool {
 
 /// Removes a leftover unless somebody is still at work on it.
 pub(super) fn remove_leftover(path: &Path) -> bool {
-    let Ok(Some(file)) = open_private(path) else { return false };
-    try_lock_byte(file.as_fd(), TABLE_BYTE) == Ok(true) && unlink(path).is_ok()
+    remove_unfinished(path, TABLE_BYTE, format::MAGIC)
 }

@@ -30,7 +30,7 @@ mod format;
 mod owned;
 pub(crate) mod turn;
 mod view;
-mod watch;
+pub(crate) mod watch;
 
 #[cfg(test)]
 mod tests;

@@ -10,8 +10,10 @@
 //! still find the lock of a dead process held, and no second event comes. So a close is followed by a second look a
 //! moment later, which [`Watch::wait`] makes by itself.
 
+use std::fs::File;
+use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -47,8 +49,8 @@ struct Seen {
 impl Watch {
     pub(super) fn new(ledger: Ledger) -> Result<Self, LedgerError> {
         let place = &ledger.0.place;
-        let flags = CreateFlags::CLOEXEC | CreateFlags::NONBLOCK;
-        let queue = ClosedInChild::open(|| inotify::init(flags)).map_err(place.os("inotify_init1"))?;
+        let os = |source| LedgerError::Os { call: "inotify_init1", path: place.path().to_owned(), source };
+        let queue = ClosedInChild::open(inotify_queue).map_err(os)?;
         let watch = Self {
             queue,
             seen: Mutex::new(Seen { generation: ledger.current()?.generation, second_look: None }),
@@ -157,6 +159,17 @@ impl AsFd for Watch {
     /// Readable when something changed; [`Watch::wait`] with no time takes the events away.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.queue.as_fd()
+    }
+}
+
+/// An inotify instance. Where the user has none left, the error names the setting that bounds them.
+pub(crate) fn inotify_queue() -> io::Result<OwnedFd> {
+    match inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK) {
+        // The same number says that this process has no descriptor left.
+        Err(Errno::MFILE) if File::open("/dev/null").is_ok() => Err(io::Error::other(
+            "this user has no inotify instance left: raise fs.inotify.max_user_instances with sysctl, or end programs that hold many",
+        )),
+        result => Ok(result?),
     }
 }
 

@@ -97,6 +97,9 @@ impl SegmentView {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SegmentError {
+    /// The folder is not one to put it in.
+    #[error(transparent)]
+    Folder(#[from] crate::FolderError),
     /// Somebody held the file's lock all the time; most likely it is stopped. Trying again can help.
     #[error("{} was locked for all of {waited:?}: a process that uses it may be stopped", .path.display())]
     LockTimeout {
@@ -118,12 +121,10 @@ pub enum SegmentError {
         path: PathBuf,
     },
     /// It has other names besides this one: what is written here would change a file elsewhere.
-    #[error("{} is a hard link to a file that has {links} names: choose another name, or remove this one", .path.display())]
+    #[error("{} is a hard link to a file that has another name: choose another one for the pool, or remove this", .path.display())]
     Linked {
         /// The file.
         path: PathBuf,
-        /// How many names it has.
-        links: u64,
     },
     /// There is no such segment.
     #[error("{} is not there, or not a segment", .path.display())]
@@ -346,9 +347,9 @@ fn refuse_foreign(file: BorrowedFd<'_>, path: &Path) -> Result<(), SegmentError>
 }
 
 fn refuse_linked(file: BorrowedFd<'_>, path: &Path) -> Result<(), SegmentError> {
-    let links = fstat(file).map_err(SegmentError::os("fstat", path))?.st_nlink;
-    // None: it was unlinked a moment ago.
-    if links > 1 { Err(SegmentError::Linked { path: path.to_owned(), links }) } else { Ok(()) }
+    let stat = fstat(file).map_err(SegmentError::os("fstat", path))?;
+    // With no name it was unlinked a moment ago.
+    if stat.st_nlink > 1 { Err(SegmentError::Linked { path: path.to_owned() }) } else { Ok(()) }
 }
 
 /// Whether the name leads to this very file.

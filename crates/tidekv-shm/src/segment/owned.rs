@@ -51,7 +51,7 @@ impl PoolSegment {
     /// it is a living pool's or has the shape of something else. For group g > 0 the name is `pool.with_group(g)`.
     pub fn create(dir: &RuntimeDir, name: &PoolName, total: Bytes) -> Result<Self, SegmentError> {
         let path = dir.segment_path(name);
-        dir.ensure().map_err(|source| SegmentError::Os { call: "mkdir", path: path.clone(), source })?;
+        dir.ensure()?;
         let last = SegmentView { limit: number(total)?, used: 0, prealloc: 0 };
         let file = take(&path, last)?;
         Ok(Self { path, state: Mutex::new(State { file, last }) })

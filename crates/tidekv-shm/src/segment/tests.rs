@@ -124,7 +124,7 @@ fn a_hard_link_at_a_pools_name_is_refused_and_not_written() {
             PoolSegment::create(&dir, &name("pool"), Bytes(1)).unwrap_err(),
             write_new(&path, Bytes(1)).unwrap_err(),
         ] {
-            assert!(matches!(refusal, SegmentError::Linked { links: 2, .. }), "{refusal}");
+            assert!(matches!(refusal, SegmentError::Linked { .. }), "{refusal}");
         }
         assert!(!is_abandoned(&path).unwrap() && !remove_abandoned(&path).unwrap());
         assert_eq!((fs::read(&elsewhere).unwrap(), path.exists()), (contents.to_vec(), true));

@@ -26,7 +26,7 @@ use request::ServeRequest;
 
 /// Does what was asked of `kvserve`.
 pub fn run(cli: &ServeCli, console: &mut Console) -> anyhow::Result<Outcome> {
-    for warning in logging::start(None) {
+    for warning in logging::start(None)? {
         console.note(format_args!("warning: {warning}"));
     }
     let request = ServeRequest::new(cli, |name| std::env::var(name).ok())?;

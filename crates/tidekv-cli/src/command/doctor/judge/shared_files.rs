@@ -115,7 +115,7 @@ fn permissions(path: &Path, mode: u32, owner: u32, me: u32) -> Check {
     let open_to = |who: u32| mode & who != 0 && mode & STICKY == 0;
     let fix = format!("sudo chmod +t {}", quoted(path));
     if open_to(0o002) {
-        let means = "everybody can remove and replace the files of your pools";
+        let means = "everybody can remove and replace the files of your pools, so no pool of yours starts";
         return RUNTIME_DIR_MODE.finding(what, means, fix);
     }
     if open_to(0o020) {
@@ -123,7 +123,8 @@ fn permissions(path: &Path, mode: u32, owner: u32, me: u32) -> Check {
         return RUNTIME_DIR_MODE.note(what, means).advice(fix);
     }
     if owner != me && owner != 0 {
-        return RUNTIME_DIR_MODE.note(what, "that user can remove and replace the files of your pools");
+        let means = "that user can remove and replace the files of your pools, so no pool of yours starts";
+        return RUNTIME_DIR_MODE.finding(what, means, move_from(path));
     }
     RUNTIME_DIR_MODE.ok(what)
 }
