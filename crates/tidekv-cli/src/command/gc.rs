@@ -6,12 +6,12 @@
 //! | ledger without entries                        | looked at under its lock                   | removed          |
 //! | events without a ledger                       | its name                                   | removed          |
 //! | folder of sockets whose workers are gone      | nobody listens at any of them              | removed          |
-//! | ledger or arena that its maker did not finish | its name                                   | removed          |
+//! | ledger or arena that its maker did not finish | its name, and zeros or our magic; no lock on it | removed     |
 //! | what a killed `kvctl up` left running         | its lock is free, and the processes carry its mark | ended, removed |
 //! | arena that nobody uses                        | all its members' locks are free            | removed          |
 //! | segment of a pool that was killed            | the entry of its name whose owner is gone; no lock on it   | removed   |
 //! | 24 bytes like a segment's, without an entry   | a limit and a use that a pool can have; no lock on it      | left, and named |
-//! | segment that kvbench was asked to leave       | its name; no process has its maker's number | removed         |
+//! | segment that kvbench was asked to leave       | its name; no process has its maker's number, and nobody a lock | removed |
 //! | `mooncake_bench_*`, of another benchmark      | its name                                   | left, and named  |
 //! | other users' files, anything else             | uid, size, content                         | left             |
 //!

@@ -40,7 +40,7 @@ fn plant(folder: &Path, files: usize) -> Vec<(PathBuf, Vec<u8>)> {
         let name = if number % 10 == 9 { format!("kvcached_vLLM_{number}") } else { format!("psm_{number:08x}") };
         let (path, bytes) = (folder.join(name), contents(number));
         fs::write(&path, &bytes).unwrap();
-        let mode = if number / 10 % 2 == 0 { 0o600 } else { 0o644 };
+        let mode = if (number / 10).is_multiple_of(2) { 0o600 } else { 0o644 };
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
         fs::File::options().write(true).open(&path).unwrap().set_modified(long_ago).unwrap();
         (path, bytes)

@@ -111,6 +111,8 @@ fn kept_in(filesystem: Filesystem, of_container: bool, elsewhere: String) -> Che
 
 fn permissions(path: &Path, mode: u32, owner: u32, me: u32) -> Check {
     const STICKY: u32 = 0o1000;
+    // What users show as who are not in this user namespace.
+    const NOBODY: u32 = 65_534;
     let what = format!("{mode:04o}, of user {owner}");
     let open_to = |who: u32| mode & who != 0 && mode & STICKY == 0;
     let fix = format!("sudo chmod +t {}", quoted(path));
@@ -121,6 +123,10 @@ fn permissions(path: &Path, mode: u32, owner: u32, me: u32) -> Check {
     if open_to(0o020) {
         let means = "everybody in its group can remove and replace the files of your pools";
         return RUNTIME_DIR_MODE.note(what, means).advice(fix);
+    }
+    if owner == NOBODY && me != NOBODY {
+        return RUNTIME_DIR_MODE
+            .note(what, "its owner is outside of this container, and can replace the files of your pools");
     }
     if owner != me && owner != 0 {
         let means = "that user can remove and replace the files of your pools, so no pool of yours starts";

@@ -245,7 +245,8 @@ fn shared_file_cases() -> Vec<Case> {
         case("runtime-dir-mode", Finding, &["0777", "chmod +t '/dev/shm'"], folder!(mode: 0o777)),
         case("runtime-dir-mode", Note, &["0770"], folder!(mode: 0o770)),
         case("runtime-dir-mode", Fine, &["0700"], folder!(mode: 0o700, owner: 1000)),
-        case("runtime-dir-mode", Note, &["user 7"], folder!(owner: 7)),
+        case("runtime-dir-mode", Finding, &["user 7"], folder!(owner: 7)),
+        case("runtime-dir-mode", Note, &["outside"], folder!(owner: 65_534)),
         case("runtime-dir-space", Finding, &["100 MiB free of 256 GiB", "kvctl gc"], |f| {
             folder!(space: Space { total: Bytes::gib(256), free: Bytes::mib(100), free_files: None })(f);
         }),
