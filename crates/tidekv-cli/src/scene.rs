@@ -14,9 +14,10 @@ use std::path::PathBuf;
 
 use tidekv_core::share::{MemoryUse, fair_shares, owed_with_cached};
 use tidekv_core::units::Bytes;
+use tidekv_shm::segment::Segments;
 use tidekv_shm::{
     DeviceName, EntryState, Ledger, LedgerEntry, LedgerError, LedgerHeader, LedgerView, PoolName, RuntimeDir,
-    SegmentView, UNLIMITED, segment,
+    SegmentView, UNLIMITED,
 };
 
 use crate::console::Console;
@@ -81,6 +82,11 @@ pub struct Place {
 impl Scene {
     /// Looks at everything, without waiting for anybody.
     pub fn look(dir: &RuntimeDir) -> Result<Self, LedgerError> {
+        Self::look_again(dir, &mut Segments::default())
+    }
+
+    /// The same for whoever looks again and again: foreign files that have not changed are not read again.
+    pub fn look_again(dir: &RuntimeDir, segments: &mut Segments) -> Result<Self, LedgerError> {
         let mut pools = Vec::new();
         let mut devices = Vec::new();
         let mut unreadable = Vec::new();
@@ -95,7 +101,7 @@ impl Scene {
                 Err(error) => unreadable.push((name, error)),
             }
         }
-        for (name, segment) in segment::list(dir) {
+        for (name, segment) in segments.look(dir) {
             let mut known = false;
             for pool in pools.iter_mut().filter(|pool| pool.name == name) {
                 pool.segment = Some(segment);

@@ -17,6 +17,7 @@ use ratatui::crossterm::queue;
 use ratatui::crossterm::style::Print;
 use ratatui::crossterm::terminal::{BeginSynchronizedUpdate, Clear, ClearType, EndSynchronizedUpdate};
 use tidekv_shm::RuntimeDir;
+use tidekv_shm::segment::Segments;
 
 use super::next_look;
 use super::table::{CHANGING, Row, Table};
@@ -56,12 +57,13 @@ struct Look {
     start: Option<Instant>,
     number: u64,
     scene: Option<Scene>,
+    segments: Segments,
     changes: Changes,
 }
 
 impl Look {
     fn again(&mut self, watched: &Watched<'_>) -> anyhow::Result<()> {
-        let scene = Scene::look(watched.dir)?;
+        let scene = Scene::look_again(watched.dir, &mut self.segments)?;
         let at = self.start.get_or_insert_with(Instant::now).elapsed();
         let readings = scene.pools.iter().map(|pool| (PoolKey::of(pool), Reading::of(pool)));
         self.changes.observe(at, readings);

@@ -15,6 +15,7 @@
 //! | `flock` | the file | kvcached's: whoever reads takes it shared, whoever writes takes it exclusive |
 //! | range lock | byte 2^32 | ours: held for life by the pool that owns the segment; kvcached's own have none |
 
+mod look;
 mod owned;
 
 #[cfg(test)]
@@ -30,6 +31,7 @@ use rustix::io::{Errno, pread, pwrite};
 use rustix::process::geteuid;
 use tidekv_core::units::Bytes;
 
+pub use look::Segments;
 pub use owned::PoolSegment;
 
 use crate::RuntimeDir;
@@ -174,12 +176,6 @@ pub fn read(path: &Path) -> Result<Option<SegmentView>, SegmentError> {
     read_open(&file, path)
 }
 
-/// The same without the lock: for those who look again and again, and whom a pool must never meet.
-fn peek(path: &Path) -> Result<Option<SegmentView>, SegmentError> {
-    let Some(file) = open_segment(path, OFlags::RDONLY)? else { return Ok(None) };
-    read_open(&file, path)
-}
-
 fn read_open(file: &OwnedFd, path: &Path) -> Result<Option<SegmentView>, SegmentError> {
     // One byte more than there may be, to see that there is not.
     let mut bytes = [0; SEGMENT_BYTES + 1];
@@ -234,22 +230,9 @@ fn refuse_owned(file: BorrowedFd<'_>, path: &Path) -> Result<(), SegmentError> {
     Ok(())
 }
 
-/// All segments of a folder with their names, in the order of the names. What cannot be read is left out: the folder
-/// is everybody's. Takes no lock, so it can neither wait for a process that is stopped nor, stopped itself, make one wait.
+/// All segments of a folder, as [`Segments::look`] gives them, for whoever looks once.
 pub fn list(dir: &RuntimeDir) -> Vec<(String, SegmentView)> {
-    let Ok(entries) = std::fs::read_dir(dir.path()) else { return Vec::new() };
-    let segment = |entry: io::Result<std::fs::DirEntry>| {
-        let entry = entry.ok()?;
-        // The size first: most files of a shared folder are something else, and opening them would be noticed.
-        let metadata = entry.metadata().ok()?;
-        if !metadata.is_file() || metadata.len() != SEGMENT_BYTES as u64 {
-            return None;
-        }
-        Some((entry.file_name().into_string().ok()?, peek(&entry.path()).ok()??))
-    };
-    let mut found: Vec<_> = entries.filter_map(segment).collect();
-    found.sort_by(|(a, _), (b, _)| a.cmp(b));
-    found
+    Segments::default().look(dir)
 }
 
 /// Unlinks a segment; says whether it was there. A living pool notices and makes it again. A file that is no segment stays.

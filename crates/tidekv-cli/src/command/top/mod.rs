@@ -30,6 +30,7 @@ use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::event::{Event, MouseButton, MouseEvent, MouseEventKind};
 use ratatui::layout::Rect;
 use tidekv_shm::RuntimeDir;
+use tidekv_shm::segment::Segments;
 
 use super::next_look;
 use crate::change::{Changes, PoolKey};
@@ -70,9 +71,9 @@ fn as_json(dir: &RuntimeDir, request: &TopRequest, console: &mut Console) -> any
     let start = Instant::now();
     let mut next = start;
     let mut changes = Changes::default();
-    let mut looks = 0;
+    let (mut looks, mut segments) = (0, Segments::default());
     loop {
-        let scene = Scene::look(dir)?;
+        let scene = Scene::look_again(dir, &mut segments)?;
         let at = start.elapsed();
         let sample = Sample::of(&scene, &request.names);
         changes.observe(at, sample.pools.iter().map(|pool| (pool.key.clone(), pool.reading())));
@@ -98,7 +99,8 @@ fn in_order<'a>(scene: &'a Scene, sample: &Sample, request: &TopRequest) -> Vec<
 fn on_screen(dir: &RuntimeDir, request: &TopRequest, console: &mut Console) -> anyhow::Result<Outcome> {
     let style = draw::Style { theme: draw::Theme { colour: console.has_colour() }, folder: dir.path() };
     // Looked at before the terminal is taken, so that a folder that cannot be read is an ordinary error.
-    let first = Scene::look(dir)?;
+    let mut segments = Segments::default();
+    let first = Scene::look_again(dir, &mut segments)?;
     let screen = Screen::open(request.mouse, "use --once for a table or --json for a stream of samples")?;
     let mut terminal =
         Terminal::new(CrosstermBackend::new(Screen::writer())).context("cannot draw on this terminal")?;
@@ -114,7 +116,7 @@ fn on_screen(dir: &RuntimeDir, request: &TopRequest, console: &mut Console) -> a
                 if request.count == Some(looks) {
                     return Ok(Outcome::Done);
                 }
-                match Scene::look(dir) {
+                match Scene::look_again(dir, &mut segments) {
                     Ok(scene) => state.observe(Sample::of(&scene, &request.names), start.elapsed(), clock()),
                     // What hinders a look may pass; whoever watches for hours wants to see that too.
                     Err(error) => {
