@@ -24,6 +24,7 @@ use tidekv_shm::exchange::{Exchange, ExchangeConfig, Key, Meta, PublishOptions};
 
 const SEGMENT: u64 = 4 << 20;
 const SEGMENTS: usize = 4;
+const INITIAL: u32 = 2;
 const SLOTS_OF_SEGMENT: usize = 16;
 const SLOT_GRAINS: usize = 64;
 const GRAIN: usize = 4096;
@@ -107,7 +108,7 @@ impl World {
         let config = ArenaConfig {
             segment: Bytes(SEGMENT),
             limit: Bytes(SEGMENT * SEGMENTS as u64),
-            initial: Bytes(SEGMENT * 2),
+            initial: Bytes(SEGMENT * u64::from(INITIAL)),
             ..ArenaConfig::default()
         };
         let mut arenas = vec![Arena::create(dir, &name, &config, Prefault::Off).expect("an arena")];
@@ -147,6 +148,7 @@ impl World {
             suspect_slots: BTreeSet::new(),
             suspect_words: BTreeSet::new(),
             suspect_caches: BTreeSet::new(),
+            suspect_segments: false,
             known: self.dead.clone(),
         };
         run.members = (0..2).map(|_| run.join()).collect();
@@ -184,6 +186,8 @@ struct Run<'a> {
     suspect_slots: BTreeSet<usize>,
     suspect_words: BTreeSet<usize>,
     suspect_caches: BTreeSet<u16>,
+    /// The number of segments: one who has not met a later one does not know it before one who has puts it right.
+    suspect_segments: bool,
     /// Handles that anybody may have.
     known: Vec<Handle>,
 }
@@ -305,7 +309,8 @@ impl Run<'_> {
             let slots: Vec<usize> = slots_of(start, grains).flat_map(|slot| self.run_of(slot)).collect();
             self.suspect_slots.extend(slots);
         }
-        let suspect = self.suspect_words.contains(&start)
+        let suspect = (self.suspect_segments && handle.segment() >= INITIAL)
+            || self.suspect_words.contains(&start)
             || slots_of(start, grains).any(|slot| self.suspect_slots.contains(&slot));
         if suspect {
             return;
@@ -370,10 +375,13 @@ impl Run<'_> {
                 let owned: Vec<usize> = owned.into_iter().flat_map(|slot| self.run_of(slot)).collect();
                 self.suspect_slots.extend(owned);
             }
+            HEAD if at == 16 => self.suspect_segments = true,
             _ => {}
         }
         let sound = |held: &Held| {
-            !self.suspect_words.contains(&held.start)
+            let known = !self.suspect_segments || held.start < INITIAL as usize * SLOTS_OF_SEGMENT * SLOT_GRAINS;
+            known
+                && !self.suspect_words.contains(&held.start)
                 && slots_of(held.start, held.grains).all(|slot| !self.suspect_slots.contains(&slot))
         };
         self.held.retain(|_, held| sound(held));
