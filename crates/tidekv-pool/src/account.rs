@@ -84,6 +84,8 @@ pub(crate) enum Asker<'a> {
     Passing,
     /// A caller inside a wait; what it has posted so far.
     Waiting(&'a mut Bytes),
+    /// The same for the last time. Refused, it waits no longer, and nobody else is refused for its sake.
+    Leaving(&'a mut Bytes),
     /// The reserve: it never posts and never competes with those who do.
     Reserve,
 }
@@ -226,7 +228,7 @@ impl Account {
                 view.note(slot, Note::new(EventKind::Granted, reason, bytes));
             }
             // A caller that waits is refused when its wait is over, and nobody waits for the reserve.
-            if let (Some(refusal), Asker::Passing) = (refusal, &asker) {
+            if let (Some(refusal), Asker::Passing | Asker::Leaving(_)) = (refusal, &asker) {
                 view.note(slot, refusal);
             }
             let demand = view.entries[me].demand;
@@ -404,6 +406,10 @@ impl Account {
                 self.waiting.fetch_add(missing.0, Relaxed);
                 self.waiting.fetch_sub(posted.0, Relaxed);
                 **posted = missing;
+            }
+            Asker::Leaving(posted) => {
+                self.waiting.fetch_sub(posted.0, Relaxed);
+                **posted = Bytes::ZERO;
             }
             Asker::Passing => {
                 self.lingering.store(missing.0, Relaxed);

@@ -29,6 +29,9 @@ use crate::table::assert_unlocked;
 /// A refusal of the device after the ledger's grant is looked at again after this time.
 const DEVICE_RETRY: Duration = Duration::from_millis(5);
 
+/// How long the last try of a wait may wait for the ledger's lock.
+const LAST_PATIENCE: Duration = Duration::from_millis(50);
+
 /// A refill maps this much between two looks at the neighbours: a few milliseconds on host memory.
 const REFILL_CHUNK: Bytes = Bytes::mib(32);
 
@@ -160,9 +163,16 @@ impl Inner {
         let mut waited = false;
         let outcome = loop {
             let seen = waiter.seen();
-            let lock_deadline = deadline.min(Instant::now() + LEDGER_PATIENCE);
-            let error = match self.attempt(count, purpose, Asker::Waiting(&mut posted), lock_deadline, out) {
-                Err(error) if error.is_transient() => error,
+            let now = Instant::now();
+            // The wait ends with a try, or all could leave a page that came free while they slept.
+            let is_last = now >= deadline;
+            let (asker, lock_deadline) = if is_last {
+                (Asker::Leaving(&mut posted), now + LAST_PATIENCE)
+            } else {
+                (Asker::Waiting(&mut posted), deadline.min(now + LEDGER_PATIENCE))
+            };
+            let error = match self.attempt(count, purpose, asker, lock_deadline, out) {
+                Err(error) if error.is_transient() && !is_last => error,
                 done => break done,
             };
             if !std::mem::replace(&mut waited, true) {
@@ -176,9 +186,6 @@ impl Inner {
                 _ => deadline,
             };
             waiter.wait(seen, until.min(deadline));
-            if Instant::now() >= deadline {
-                break Err(error);
-            }
         };
         let told = self.account.withdraw(posted, self.figures(), outcome.is_err());
         if let Err(error) = &outcome

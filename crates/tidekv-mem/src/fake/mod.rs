@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use tidekv_core::geometry::{Extent, Placement};
 use tidekv_core::units::{ByteOffset, Bytes};
@@ -32,6 +33,8 @@ struct Shared {
     total: u64,
     held: AtomicU64,
     next_base: AtomicU64,
+    /// Until then there is no memory.
+    refuses_until: Mutex<Option<Instant>>,
 }
 
 impl Default for FakeBackend {
@@ -57,8 +60,14 @@ impl FakeBackend {
             total: total.0,
             held: AtomicU64::new(0),
             next_base: AtomicU64::new(1 << 40),
+            refuses_until: Mutex::default(),
         };
         Self { capabilities, shared: Arc::new(shared) }
+    }
+
+    /// Has no memory for anybody until then, as a device that others use: what was mapped before stays.
+    pub fn refuse_until(&self, end: Instant) {
+        *self.shared.refuses_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
     }
 }
 
@@ -167,6 +176,10 @@ impl Region for FakeRegion {
     unsafe fn map(&self, slot: usize, extent: Extent) -> Result<(), MemError> {
         let mut slot = self.slot(slot);
         self.shared.meter.announce(Call::Create)?;
+        let refuses_until = *self.shared.refuses_until.lock().unwrap_or_else(PoisonError::into_inner);
+        if refuses_until.is_some_and(|end| Instant::now() < end) {
+            return Err(MemError::OutOfMemory { wanted: extent.bytes, free: Some(Bytes::ZERO) });
+        }
         let take = |held: u64| held.checked_add(extent.bytes.0).filter(|&held| held <= self.shared.total);
         if let Err(held) = self.shared.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
             return Err(MemError::OutOfMemory { wanted: extent.bytes, free: Some(Bytes(self.shared.total - held)) });
