@@ -6,16 +6,21 @@
 //! ```
 //!
 //! It is an ordinary pool in the ordinary runtime directory, under the name given, with `KVCACHED_*` as everywhere. It
-//! gives memory back when it is asked to and takes it again when there is some. After `--for` it ends and leaves nothing
-//! behind; ended by Ctrl-C it leaves a segment without an owner, as any engine does: its memory is gone with it, and
-//! `kvctl gc` or the next pool takes the files away.
+//! gives memory back when it is asked to and takes it again when there is some. After `--for`, SIGTERM or Ctrl-C it ends
+//! and leaves nothing behind, however often it is told. After SIGKILL its memory is gone and its segment stays, without an
+//! owner, until `kvctl gc` or the next pool takes it away.
 
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::io;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
 use jiff::SignedDuration;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
 use tidekv_core::units::Bytes;
 use tidekv_mem::BackendName;
 use tidekv_pool::{KvPool, PoolConfig, Share};
@@ -106,13 +111,45 @@ impl HoldPattern {
     }
 }
 
+/// What the loop waits for.
+enum Event {
+    /// A neighbour wants memory.
+    AskedBack,
+    /// A signal says that the time is over.
+    Signal(i32),
+}
+
 /// Holds memory until the time is over.
 pub fn run(args: &HoldArgs) -> anyhow::Result<Outcome> {
+    let (sender, events) = mpsc::channel();
+    // Before there is a pool to leave behind.
+    send_signals(sender.clone()).context("signals cannot be caught")?;
+    if let Some(signal) = hold(args, sender, &events)? {
+        // Whoever waits for this process sees what ended it.
+        emulate_default_handler(signal)?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// Signals become events. Those that come while the pool is being closed change nothing.
+fn send_signals(events: Sender<Event>) -> io::Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        for signal in signals.forever() {
+            if events.send(Event::Signal(signal)).is_err() {
+                return;
+            }
+        }
+    })?;
+    Ok(())
+}
+
+/// Says which signal ended it, if one did. By then the pool is closed.
+fn hold(args: &HoldArgs, sender: Sender<Event>, events: &Receiver<Event>) -> anyhow::Result<Option<i32>> {
     let pool = open(args)?;
-    let (bell, asked_back) = mpsc::channel();
     pool.on_reclaim(move |_| {
         // Nobody listens any more once the time is over.
-        let _ = bell.send(());
+        let _ = sender.send(Event::AskedBack);
     });
     let all = pool.geometry().block_count();
     if !args.quiet {
@@ -124,15 +161,17 @@ pub fn run(args: &HoldArgs) -> anyhow::Result<Outcome> {
     let end = Instant::now() + Duration::try_from(args.length).context("--for is below zero")?;
     let mut step = 0;
     let mut next_step = Instant::now();
-    while Instant::now() < end {
+    let mut ended_by = None;
+    while ended_by.is_none() && Instant::now() < end {
         if Instant::now() >= next_step {
             holding.want(args.pattern.blocks(step, all), &[])?;
             step = step.wrapping_add(1);
             next_step += STEP;
         }
         let left = end.min(next_step).saturating_duration_since(Instant::now());
-        match asked_back.recv_timeout(left) {
-            Ok(()) | Err(RecvTimeoutError::Timeout) => holding.obey()?,
+        match events.recv_timeout(left) {
+            Ok(Event::Signal(signal)) => ended_by = Some(signal),
+            Ok(Event::AskedBack) | Err(RecvTimeoutError::Timeout) => holding.obey()?,
             Err(RecvTimeoutError::Disconnected) => break,
         }
         if let Some(reason) = holding.failure() {
@@ -140,7 +179,7 @@ pub fn run(args: &HoldArgs) -> anyhow::Result<Outcome> {
         }
     }
     drop(grower);
-    Ok(Outcome::Done)
+    Ok(ended_by)
 }
 
 fn open(args: &HoldArgs) -> anyhow::Result<KvPool> {

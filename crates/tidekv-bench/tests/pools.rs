@@ -9,6 +9,8 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -120,17 +122,38 @@ fn a_held_pool_leaves_nothing_behind_when_its_time_is_over() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
+/// Not SIGINT, which a shell makes its background jobs ignore, and they their children: these tests among them.
+fn terminate(child: &Child) {
+    // One that has ended is not waited for yet, so the number is still its own.
+    kill_process(Pid::from_child(child), Signal::TERM).unwrap();
+}
+
 #[test]
-fn a_held_pool_that_is_terminated_leaves_a_segment_without_owner() {
+fn a_held_pool_that_is_terminated_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
     let mut child = hold(folder.path(), "1h");
-    let path = folder.path().join("kvcached_held");
-    assert!(segment::has_owner(&path).unwrap());
-    // Not SIGINT, which a shell makes its background jobs ignore, and they their children: this test among them.
-    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
-    kill_process(pid, Signal::TERM).unwrap();
+    assert!(segment::has_owner(&folder.path().join("kvcached_held")).unwrap());
+    terminate(&child);
     assert_eq!(support::end_of(&mut child).signal(), Some(Signal::TERM.as_raw()));
-    assert!(path.exists() && !segment::has_owner(&path).unwrap(), "for `kvctl gc` to find");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+/// `timeout` and supervisors send a signal to a process and once more to its group. `TIDEKV_SIGNALS` pairs of them.
+#[test]
+fn two_sigterms_some_milliseconds_apart_leave_nothing_behind() {
+    let pairs: u64 = std::env::var("TIDEKV_SIGNALS").map_or(6, |count| count.parse().unwrap());
+    // The time between the two is what is tested.
+    let (_nobody, nobody_says) = mpsc::channel::<()>();
+    let left = (0..pairs).filter(|pair| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut child = hold(folder.path(), "1h");
+        terminate(&child);
+        let _ = nobody_says.recv_timeout(Duration::from_millis(pair * 50 / pairs));
+        terminate(&child);
+        support::end_of(&mut child);
+        fs::read_dir(folder.path()).unwrap().count() > 0
+    });
+    assert_eq!(left.count(), 0, "of {pairs} pools left something");
 }
 
 /// `KVCACHED_LOG_FILE` and `--log-file`: lines with their level, behind what was there; a bad path is one warning.

@@ -299,6 +299,7 @@ impl From<SegmentError> for Refused {
             | SegmentError::NotOurs { path }
             | SegmentError::Linked { path }
             | SegmentError::NotFound { path }
+            | SegmentError::Ending { path }
             | SegmentError::Os { path, .. } => Some(path.as_path()),
             SegmentError::TooLarge { .. } => return Self::argument(message),
             _ => None,

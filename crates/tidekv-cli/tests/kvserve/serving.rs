@@ -3,6 +3,8 @@
 use std::fs;
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
+use std::sync::mpsc;
+use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -129,6 +131,25 @@ fn sigterm_lets_a_running_stream_end_and_a_second_one_does_not_wait() {
     }
     server.signal(Signal::INT);
     assert_eq!(server.wait().signal(), Some(Signal::INT.as_raw()));
+    assert_eq!(segments(&server), Vec::<String>::new());
+}
+
+/// `timeout` and supervisors send a signal to a process and once more to its group. `TIDEKV_SIGNALS` pairs of them.
+#[test]
+fn two_sigterms_some_milliseconds_apart_leave_no_segment() {
+    let pairs: u64 = std::env::var("TIDEKV_SIGNALS").map_or(6, |count| count.parse().unwrap());
+    // The time between the two is what is tested.
+    let (_nobody, nobody_says) = mpsc::channel::<()>();
+    let left = (0..pairs).filter(|pair| {
+        let mut server = Server::start(&[]);
+        assert_eq!(segments(&server).len(), 1);
+        server.signal(Signal::TERM);
+        let _ = nobody_says.recv_timeout(Duration::from_millis(pair * 50 / pairs));
+        server.signal(Signal::TERM);
+        server.wait();
+        !segments(&server).is_empty()
+    });
+    assert_eq!(left.count(), 0, "of {pairs} servers left a segment");
 }
 
 #[test]

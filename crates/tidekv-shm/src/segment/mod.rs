@@ -32,7 +32,7 @@ use rustix::process::geteuid;
 use tidekv_core::units::Bytes;
 
 pub use look::Segments;
-pub use owned::PoolSegment;
+pub use owned::{PoolSegment, make_no_more};
 
 use crate::RuntimeDir;
 use crate::lock::{FileLock, LockError, is_locked, is_locked_anywhere};
@@ -132,6 +132,12 @@ pub enum SegmentError {
     #[error("{} is not there, or not a segment", .path.display())]
     NotFound {
         /// The file.
+        path: PathBuf,
+    },
+    /// This process was told to end and makes no segment any more ([`make_no_more`]).
+    #[error("{} is not made: this process is ending", .path.display())]
+    Ending {
+        /// The segment.
         path: PathBuf,
     },
     /// More bytes than the format can say.

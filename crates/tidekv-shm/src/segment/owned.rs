@@ -10,6 +10,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -31,11 +32,43 @@ const CREATE_WAIT: Duration = Duration::from_millis(250);
 /// How often another file may appear while we take one.
 const TRIES: u32 = 8;
 
+/// Segments that this process has, and those it is making.
+static OWN: AtomicU32 = AtomicU32::new(0);
+/// Whether this process makes no segment any more.
+static NO_MORE: AtomicBool = AtomicBool::new(false);
+
+/// From now on this process makes no segment. Says whether it has none, so that it can end at once and leave none behind.
+pub fn make_no_more() -> bool {
+    NO_MORE.store(true, Ordering::SeqCst);
+    OWN.load(Ordering::SeqCst) == 0
+}
+
+/// Counts a segment for as long as it lives.
+#[derive(Debug)]
+struct Counted;
+
+impl Counted {
+    /// Counts first and then asks, as [`make_no_more`] forbids first and then counts: one of the two sees the other.
+    fn new(path: &Path) -> Result<Self, SegmentError> {
+        OWN.fetch_add(1, Ordering::SeqCst);
+        let counted = Self;
+        if NO_MORE.load(Ordering::SeqCst) { Err(SegmentError::Ending { path: path.to_owned() }) } else { Ok(counted) }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        OWN.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// A pool's own segment. Dropping it unlinks the file, unless the name is someone else's file by then.
 #[derive(Debug)]
 pub struct PoolSegment {
     path: PathBuf,
     state: Mutex<State>,
+    /// Dropped last: by then the file is gone.
+    _counted: Counted,
 }
 
 #[derive(Debug)]
@@ -51,10 +84,11 @@ impl PoolSegment {
     /// it is a living pool's or has the shape of something else. For group g > 0 the name is `pool.with_group(g)`.
     pub fn create(dir: &RuntimeDir, name: &PoolName, total: Bytes) -> Result<Self, SegmentError> {
         let path = dir.segment_path(name);
+        let counted = Counted::new(&path)?;
         dir.ensure()?;
         let last = SegmentView { limit: number(total)?, used: 0, prealloc: 0 };
         let file = take(&path, last)?;
-        Ok(Self { path, state: Mutex::new(State { file, last }) })
+        Ok(Self { path, state: Mutex::new(State { file, last }), _counted: counted })
     }
 
     /// Whether a pool of this name could have its segment now, as far as the file that is there tells. Makes nothing.

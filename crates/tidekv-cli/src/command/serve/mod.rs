@@ -37,9 +37,10 @@ pub fn run(cli: &ServeCli, console: &mut Console) -> anyhow::Result<Outcome> {
     let server = Server::bind(&request.host, request.port)?.with_limits(request.clients);
     let (stop, stopped) = stop_channel();
     // From here on a signal drains; before, it ends the process as always.
-    signals::stop_on_signal(stop).context("signals cannot be caught")?;
+    let second = signals::stop_on_signal(stop).context("signals cannot be caught")?;
 
     let engine = tidekv_serve::engine::start(request.engine)?;
+    second.ends(&engine);
     let stats = engine.stats();
     let context_tokens = engine.model().context_tokens;
     let service = Service::new(engine, Arc::new(tokenizer), Some(request.name));
@@ -52,5 +53,6 @@ pub fn run(cli: &ServeCli, console: &mut Console) -> anyhow::Result<Outcome> {
     ))?;
     console.line(format_args!("listening on http://{}", server.address()))?;
     server.run(service, stopped, request.drain)?;
+    second.finish();
     Ok(Outcome::Done)
 }
