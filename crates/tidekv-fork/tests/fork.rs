@@ -90,18 +90,22 @@ impl Target {
 /// Issue 22: the guard waited 100 ms at most, so a child had a copy of what took longer to open.
 #[test]
 fn a_fork_in_the_middle_of_a_slow_opening_leaves_no_copy() {
-    let target = Target::new();
-    let (opened, is_open) = mpsc::channel();
-    let open_slowly = || {
+    let target = &Target::new();
+    let ((opened, is_open), (fork_returned, fork)) = (mpsc::channel(), mpsc::channel::<()>());
+    let open_slowly = move || {
         let file = target.open();
         opened.send(()).unwrap();
-        std::thread::sleep(Duration::from_secs(2));
+        // Until the fork is over, were it not to wait.
+        let _ = fork.recv_timeout(Duration::from_secs(2));
         file
     };
     std::thread::scope(|scope| {
         let held = scope.spawn(|| ClosedInChild::open(open_slowly).unwrap());
         is_open.recv().unwrap();
-        assert!(in_fork(|| target.is_closed()), "the child has a copy of what was being opened");
+        let has_no_copy = in_fork(|| target.is_closed());
+        // Nobody listens any more.
+        let _ = fork_returned.send(());
+        assert!(has_no_copy, "the child has a copy of what was being opened");
         drop(held.join().unwrap());
     });
 }
