@@ -124,7 +124,8 @@ mod tests {
     fn prompts_with_another_salt_share_nothing_and_are_as_long() {
         let plain = schedule(&["abcdefgh", "abcd"]);
         let [mut a, mut b] = [plain.clone(), plain.clone()];
-        (a.salt_prompts(1), b.salt_prompts(2));
+        a.salt_prompts(1);
+        b.salt_prompts(2);
         assert_ne!(a.digest(), b.digest());
         let parts = |schedule: &Schedule, index: usize| parts(&schedule.requests[index].item);
         assert_eq!(common_tokens(&parts(&a, 0), &parts(&b, 0)), 15, "of sixteen digits all but the last");
