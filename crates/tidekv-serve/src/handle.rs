@@ -308,6 +308,8 @@ pub struct ModelInfo {
     pub eos: Vec<u32>,
     /// Tokens in a block.
     pub block_tokens: u32,
+    /// Tokens of an answer whose length nobody asked for; `None` for as many as there is room for.
+    pub answer_tokens: Option<u32>,
 }
 
 /// What an engine has done and holds, at one moment. Counters never fall.

@@ -78,6 +78,33 @@ fn the_switch_makes_it_static_and_the_tokens_are_the_same() {
     assert_eq!(choices[0], choices[1]);
 }
 
+/// A third of the answers had U+FFFD in them, and a chat that named no length went on through 32,768 tokens.
+#[test]
+fn a_synthetic_model_answers_in_printable_text_and_comes_to_an_end() {
+    let server = Server::start(&[]);
+    let content = |request: &Value| {
+        let whole = server.good("POST", CHAT, request);
+        let tokens = whole["usage"]["completion_tokens"].as_u64().unwrap();
+        (whole["choices"][0]["message"]["content"].as_str().unwrap().to_owned(), tokens)
+    };
+    let ask = |hello: String| json!({"messages": [{"role": "user", "content": hello}]});
+    assert_eq!(content(&ask("Hello!".to_owned())).1, 64);
+    for seed in 0..60 {
+        let mut request = ask(format!("Hello {seed}, was hei\u{df}t du?"));
+        (request["max_tokens"], request["seed"], request["temperature"]) = (64.into(), seed.into(), 2.into());
+        let (text, tokens) = content(&request);
+        assert_eq!((text.chars().count(), tokens), (64, 64), "{text}");
+        assert!(text.bytes().all(|byte| matches!(byte, b' '..=b'~')), "{text:?}");
+    }
+    // What is asked for is answered in full, and a short context has the last word.
+    let mut long = ask("Hello!".to_owned());
+    long["max_tokens"] = 300.into();
+    assert_eq!(content(&long).1, 300);
+    let short = Server::start(&["--max-model-len", "32"]);
+    let whole = short.good("POST", CHAT, &ask("Hello!".to_owned()));
+    assert_eq!(whole["usage"]["total_tokens"], 32);
+}
+
 #[test]
 fn cached_beginnings_are_shared_under_the_same_salt_alone() {
     let server = Server::start(&[]);

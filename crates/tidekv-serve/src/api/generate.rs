@@ -141,7 +141,8 @@ impl Service {
         if room == 0 {
             return Err(SubmitError::PromptTooLong { prompt_tokens, context_tokens });
         }
-        let max_tokens = wanted.unwrap_or(room);
+        let usual = self.model.answer_tokens.map_or(room, |tokens| room.min(tokens.into()));
+        let max_tokens = wanted.unwrap_or(usual);
         match u32::try_from(max_tokens) {
             Ok(fits) if max_tokens <= room => Ok(fits),
             _ => Err(SubmitError::TooManyTokens { prompt_tokens, max_tokens, context_tokens }),

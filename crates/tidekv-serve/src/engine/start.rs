@@ -21,7 +21,7 @@ use crate::compute::cuda::{Device, StepLimits};
 use crate::compute::{Compute, ComputeError, CpuCompute, CudaCompute, KvStore, KvStoreError, StepTables};
 use crate::config::{ComputeChoice, EngineConfig, KvMode, ModelSource, Precision};
 use crate::handle::{Engine, ModelInfo};
-use crate::model::{Model, ModelError, ModelShape};
+use crate::model::{Model, ModelError, ModelShape, SYNTHETIC_ANSWER};
 
 /// How long mapping everything at start may wait: the pool's own thread maps as well, and on a busy machine it may be in the middle
 /// of a page for a while.
@@ -217,6 +217,7 @@ pub(super) fn start_with(
             context_tokens,
             eos: about.eos,
             block_tokens: config.block_tokens,
+            answer_tokens: matches!(config.model, ModelSource::Synthetic { .. }).then_some(SYNTHETIC_ANSWER),
         },
         kv_mode,
         max_waiting: config.max_waiting,

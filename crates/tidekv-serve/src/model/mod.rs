@@ -25,7 +25,7 @@ mod weights;
 pub use error::ModelError;
 pub use rope::{Rope, RopeScaling};
 pub use shape::ModelShape;
-pub use synthetic::{Draw, SYNTHETIC_BOS, SYNTHETIC_EOS, SYNTHETIC_VOCAB};
+pub use synthetic::{Draw, SYNTHETIC_ANSWER, SYNTHETIC_BOS, SYNTHETIC_EOS, SYNTHETIC_VOCAB};
 pub use weights::{Embedding, Layer, Linear, Matrix, Weights};
 
 use crate::config::{ModelSource, SyntheticSize};

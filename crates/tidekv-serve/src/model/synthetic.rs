@@ -8,9 +8,9 @@
 //! models of the size and shape of public ones are made on the GPU that computes them, in the precision that it computes in.
 //!
 //! The vocabulary is that of the byte tokenizer: ids 0 to 255 are bytes, then come the special ones. So that answers can
-//! be read on a terminal, the head speaks of printable ASCII loudly, of other bytes hardly at all, and of the special tokens, the
-//! end of text included, never: a synthetic model goes on until `max_tokens`. Models with a public shape have its vocabulary, and never
-//! speak of what is not a byte.
+//! be read on a terminal, the head speaks of printable ASCII alone. Of other bytes, half a character each, and of the special tokens,
+//! the end of text included, it never speaks: a synthetic model goes on until `max_tokens`. Models with a public shape have its
+//! vocabulary, and speak of the same bytes.
 
 use std::ops::Range;
 
@@ -21,6 +21,9 @@ use super::shape::ModelShape;
 use super::weights::{Embedding, Layer, Linear, Matrix, Weights};
 use crate::config::{ModelSource, SyntheticSize};
 
+/// Tokens of an answer whose length nobody asked for. Answers of these models never end, and the whole context would take minutes.
+pub const SYNTHETIC_ANSWER: u32 = 64;
+
 /// Begins a text.
 pub const SYNTHETIC_BOS: u32 = 256;
 /// Ends a text.
@@ -28,9 +31,9 @@ pub const SYNTHETIC_EOS: u32 = 257;
 /// 256 bytes, begin, end, and the two marks of a chat.
 pub const SYNTHETIC_VOCAB: usize = 260;
 
-/// What is added to a special token's logit: at any temperature it is not taken.
+/// What is added to the logit of what is not printable: at any temperature it is not taken.
 const SILENCE: f32 = -100.0;
-/// How loud the head speaks of what a terminal cannot show.
+/// How large the head's weights for what a terminal cannot show are. Silent or not, the weights of a seed stay what they are.
 const WHISPER: f32 = 0.01;
 /// What it can show.
 const PRINTABLE: Range<u32> = 0x20..0x7f;
@@ -99,9 +102,8 @@ pub(super) fn sketch(size: SyntheticSize, seed: u64) -> Model<Draw> {
         head.weight.loud = PRINTABLE;
         head.weight.whisper = WHISPER;
     }
-    // A tied head cannot speak more quietly of some tokens without embedding them smaller too: those are silent.
-    let is_heard = |id: u32| if is_tied { PRINTABLE.contains(&id) } else { id < 256 };
-    head.bias = Some((0..).take(shape.vocab).map(|id| if is_heard(id) { 0.0 } else { SILENCE }).collect());
+    let bias = |id: u32| if PRINTABLE.contains(&id) { 0.0 } else { SILENCE };
+    head.bias = Some((0..).take(shape.vocab).map(bias).collect());
     Model {
         name: ModelSource::Synthetic { size, seed }.to_string(),
         eos: vec![SYNTHETIC_EOS],

@@ -195,6 +195,7 @@ impl Engine for Echo {
             context_tokens: CONTEXT_TOKENS,
             eos: vec![END_OF_TEXT],
             block_tokens: 16,
+            answer_tokens: None,
         }
     }
 
