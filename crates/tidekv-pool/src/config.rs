@@ -27,6 +27,25 @@ use crate::reserve::ReservePolicy;
 /// How long pages stay idle before they are given back, unless told otherwise.
 pub const DEFAULT_DECAY: Duration = Duration::from_secs(2);
 
+/// Most tokens that an engine keeps for prompts that begin alike, unless told otherwise: kvcached's default.
+pub const DEFAULT_MAX_CACHED_TOKENS: u64 = 16_000;
+
+/// `KVCACHED_MAX_CACHED_TOKENS`, which engines read: their prefix caches are not the pool's. `None` for no bound (below 0), 0 to keep
+/// nothing, the default where it is not set.
+///
+/// # Errors
+/// [`ConfigError::Variable`] where it is not a whole number.
+pub fn max_cached_tokens(value: Option<&str>) -> Result<Option<u64>, ConfigError> {
+    const NAME: &str = "KVCACHED_MAX_CACHED_TOKENS";
+    match value.map(str::trim).filter(|text| !text.is_empty()) {
+        None => Ok(Some(DEFAULT_MAX_CACHED_TOKENS)),
+        Some(text) => {
+            let tokens: i64 = text.parse().map_err(|_| bad(NAME, text, "a number of tokens"))?;
+            Ok(u64::try_from(tokens).ok())
+        }
+    }
+}
+
 const KVCACHED_MIN_RESERVED: u32 = 5;
 const KVCACHED_MAX_RESERVED: u32 = 10;
 

@@ -89,7 +89,9 @@ mod table;
 mod wake;
 pub mod worker;
 
-pub use config::{ConfigError, DEFAULT_DECAY, MemorySource, PoolConfig, Share};
+pub use config::{
+    ConfigError, DEFAULT_DECAY, DEFAULT_MAX_CACHED_TOKENS, MemorySource, PoolConfig, Share, max_cached_tokens,
+};
 pub use error::{PoolError, Shortage};
 pub use fleet::{Fleet, FleetConfig, FleetError, FleetGroup, FleetPages, RankFault, RankId, Scope};
 pub use limits::{LimitState, LimitStatus};

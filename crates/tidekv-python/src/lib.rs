@@ -84,6 +84,7 @@ mod native {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         let py = module.py();
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        module.add("DEFAULT_MAX_CACHED_TOKENS", tidekv_pool::DEFAULT_MAX_CACHED_TOKENS)?;
         module.add("STRATEGIES", PyTuple::new(py, STRATEGIES.iter().map(|strategy| strategy.name))?)?;
         py.import("atexit")?.call_method1("register", (module.getattr("_close_all")?,))?;
         Ok(())

@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         max_batch_rows: 64,
         max_step_tokens: 512,
         max_waiting: requests,
-        max_cached_tokens: Some(16_000),
+        max_cached_tokens: Some(tidekv_pool::DEFAULT_MAX_CACHED_TOKENS),
         context_tokens: None,
         block_tokens: 16,
         chunk: ChunkChoice::Auto,

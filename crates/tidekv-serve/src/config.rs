@@ -38,7 +38,7 @@ pub struct EngineConfig {
     pub max_step_tokens: u32,
     /// Most requests that wait for a place in a step; further ones are refused.
     pub max_waiting: u32,
-    /// Most tokens kept for prompts that begin alike (`KVCACHED_MAX_CACHED_TOKENS`); `None` for as many as memory allows, 0 for none.
+    /// Most tokens kept for prompts that begin alike: [`tidekv_pool::max_cached_tokens`]. `None` for as many as memory allows, 0 for none.
     pub max_cached_tokens: Option<u64>,
     /// Longest sequence; `None` for what the model was made for.
     pub context_tokens: Option<u32>,

@@ -49,9 +49,6 @@ use crate::table::{Table, format_figure};
 use tidekv_cli::exit::Outcome;
 use workload::{Engine, Traffic};
 
-/// kvcached's default.
-const MAX_CACHED_TOKENS: i64 = 16_000;
-
 const DEFAULT_REQUESTS: u32 = 2500;
 const QUICK_REQUESTS: u32 = 500;
 const MAX_REQUESTS: u32 = 10_000_000;
@@ -173,10 +170,8 @@ impl Plan {
 }
 
 fn max_cached_tokens(variable: Option<&str>) -> anyhow::Result<i64> {
-    let Some(text) = variable.map(str::trim).filter(|text| !text.is_empty()) else {
-        return Ok(MAX_CACHED_TOKENS);
-    };
-    text.parse().with_context(|| format!("KVCACHED_MAX_CACHED_TOKENS is {text:?}: give a whole number"))
+    // No bound is a number below 0, as the flag has it.
+    Ok(tidekv_pool::max_cached_tokens(variable)?.map_or(-1, |tokens| i64::try_from(tokens).unwrap_or(i64::MAX)))
 }
 
 /// What was seen with one order of eviction.

@@ -16,6 +16,8 @@ import sys
 from typing import Any, TypeVar
 from collections.abc import Callable
 
+from tidekv import _native
+
 __all__ = [
     "CONTIGUOUS_LAYOUT",
     "DEFAULT_IPC_NAME",
@@ -129,7 +131,9 @@ PAGE_PREALLOC_ENABLED: bool = _variable("KVCACHED_PAGE_PREALLOC_ENABLED", True, 
 MIN_RESERVED_PAGES: int = _variable("KVCACHED_MIN_RESERVED_PAGES", 5, int, "a number of pages")
 MAX_RESERVED_PAGES: int = _variable("KVCACHED_MAX_RESERVED_PAGES", 10, int, "a number of pages")
 MAX_CACHED_BLOCKS: int = _variable("KVCACHED_MAX_CACHED_BLOCKS", 1000, int, "a number of blocks")
-MAX_CACHED_TOKENS: int = _variable("KVCACHED_MAX_CACHED_TOKENS", 16000, int, "a number of tokens")
+MAX_CACHED_TOKENS: int = _variable(
+    "KVCACHED_MAX_CACHED_TOKENS", _native.DEFAULT_MAX_CACHED_TOKENS, int, "a number of tokens"
+)
 SANITY_CHECK: bool = _variable("KVCACHED_SANITY_CHECK", False, _truth, "true or false")
 CONTIGUOUS_LAYOUT: bool = _variable("KVCACHED_CONTIGUOUS_LAYOUT", not _runs_rocm(), _truth, "true or false")
 DEFAULT_IPC_NAME: str = _default_ipc_name()

@@ -25,6 +25,8 @@ from typing import Final, Literal, TypedDict, final
 from typing_extensions import CapsuleType
 
 __version__: Final[str]
+DEFAULT_MAX_CACHED_TOKENS: Final[int]
+"""KVCACHED_MAX_CACHED_TOKENS where it is not set"""
 STRATEGIES: Final[tuple[str, ...]]
 """How a fleet sends its orders, simplest first: `seq`, `thread`, `async`, `ring`."""
 

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, bail};
 use tidekv_core::geometry::ChunkChoice;
+use tidekv_pool::max_cached_tokens;
 use tidekv_serve::config::{EngineConfig, KvBudget, KvChoice};
 use tidekv_serve::connections::ConnectionLimits;
 use tidekv_shm::{PoolName, RuntimeDir};
@@ -49,9 +50,6 @@ impl ServeRequest {
             Some(name) => PoolName::new(&name)?,
             None => PoolName::default_for("kvserve"),
         };
-        let max_cached_tokens = get("KVCACHED_MAX_CACHED_TOKENS").map(|text| {
-            text.trim().parse().map_err(|_| anyhow!("KVCACHED_MAX_CACHED_TOKENS={text:?} is not a number of tokens"))
-        });
         let chunk = match &cli.kv_chunk {
             Some(text) => ChunkChoice::Bytes(text.parse().context("--kv-chunk is not a size")?),
             None => ChunkChoice::from_page_size_mb(get("KVCACHED_PAGE_SIZE_MB").as_deref())?,
@@ -67,7 +65,7 @@ impl ServeRequest {
             // Every sequence of a step has a token in it.
             max_step_tokens: cli.max_num_batched_tokens.max(cli.max_num_seqs),
             max_waiting: cli.max_num_waiting,
-            max_cached_tokens: max_cached_tokens.transpose()?,
+            max_cached_tokens: max_cached_tokens(get("KVCACHED_MAX_CACHED_TOKENS").as_deref())?,
             context_tokens: cli.max_model_len,
             block_tokens: cli.block_size,
             chunk,
@@ -216,6 +214,15 @@ mod tests {
         assert_eq!((engine.pool_name.as_str(), engine.chunk), ("my-pool", ChunkChoice::Bytes(Bytes::mib(2))));
         assert_eq!(engine.reserve, tidekv_pool::ReservePolicy::Fixed { min: 1, max: 10 });
         assert_eq!((request.drain, request.clients.places), (Duration::from_millis(500), 7));
+    }
+
+    #[test]
+    fn the_bound_of_the_prefix_cache_is_kvcacheds() {
+        let bound = |value: &[(&str, &str)]| request(&[], value).unwrap().engine.max_cached_tokens;
+        assert_eq!(bound(&[]), Some(16_000));
+        for (value, tokens) in [("", Some(16_000)), ("0", Some(0)), (" 64 ", Some(64)), ("-1", None)] {
+            assert_eq!(bound(&[("KVCACHED_MAX_CACHED_TOKENS", value)]), tokens, "{value:?}");
+        }
     }
 
     #[test]
