@@ -52,7 +52,8 @@ Examples:
   kvctl limit-percent VLLM 50
   kvctl limit-percent VLLM 12.5% --wait 5s
 
-The size of the device is read from the ledger, so this needs a pool of tidekv; for a pool of kvcached's own
+It is a part of the device's budget where somebody gave one (kvctl budget), else of the device's memory, as kvcached's is.
+Both are read from the ledger, so this needs a pool of tidekv; for a pool of kvcached's own
 give a size to `kvctl limit`. Exit status as `kvctl limit`.")]
 pub struct LimitPercentArgs {
     /// The pool

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tidekv_core::units::Bytes;
-use tidekv_shm::{LedgerEntry, RuntimeDir, SegmentError, SegmentView, segment};
+use tidekv_shm::{LedgerEntry, LedgerHeader, RuntimeDir, SegmentError, SegmentView, segment};
 
 use super::lock_deadline;
 use super::wait::{self, Waited};
@@ -57,6 +57,7 @@ pub(super) fn run(
         console.line(format_args!("No enough free space to decrease for the new kv_cache_limit for {name}"))?;
     }
     let revisions = write(&scene, name, is_ours, &places, bytes)?;
+    warn(name, bytes, &places, console);
     let size = kvcached_size(word);
     console.line(format_args!("Updated kv cache limit for {name} to {size} ({word} bytes)"))?;
 
@@ -94,28 +95,49 @@ pub(crate) fn write<'a>(
     Ok(revisions)
 }
 
+/// Says what such a limit means, where it is probably not meant.
+fn warn(name: &str, bytes: Bytes, places: &[&Place], console: &mut Console) {
+    if bytes == Bytes::ZERO {
+        console.note(format_args!("warning: with a limit of 0 {name} can hold nothing."));
+        return;
+    }
+    let knows_device = |place: &&&Place| place.header.total > Bytes::ZERO || place.header.explicit_budget;
+    let smallest = places.iter().filter(knows_device).min_by_key(|place| place.header.budget);
+    if let Some(place) = smallest.filter(|place| bytes > place.header.budget) {
+        let (device, budget) = (&place.device, place.header.budget);
+        console.note(format_args!(
+            "warning: all pools of {device} together have {budget}: {name} never comes to its limit."
+        ));
+    }
+}
+
 /// What the pool cannot give back at once.
 fn needs(pool: &Pool) -> i128 {
     let in_use = pool.live_place().map_or(0, |place| i128::from(place.entry.in_use.0));
     in_use.max(pool.used().into())
 }
 
-/// The limit in bytes. A percentage is one of the smallest device that the pool is on.
+/// The limit in bytes. A percentage is one of the budget where somebody gave one, else of the device, as kvcached's is; of the
+/// smallest, where the pool is on several.
 fn in_bytes(name: &str, limit: Limit, places: &[&Place]) -> anyhow::Result<Bytes> {
     let percent = match limit {
         Limit::Size(bytes) => return Ok(bytes),
         Limit::Percent(percent) => percent,
     };
-    let Some(smallest) = places.iter().min_by_key(|place| place.header.total) else {
+    let whole = |place: &&&Place| {
+        let LedgerHeader { budget, total, explicit_budget, .. } = place.header;
+        if explicit_budget { budget } else { total }
+    };
+    let Some(smallest) = places.iter().min_by_key(whole) else {
         bail!(
             "{name} is kvcached's own: no ledger says on which device it is and how large that is; \
              give a size to `kvctl limit`"
         );
     };
-    if smallest.header.total == Bytes::ZERO {
+    if smallest.header.total == Bytes::ZERO && !smallest.header.explicit_budget {
         bail!("the ledger of {} does not say how large it is; give a size to `kvctl limit`", smallest.device);
     }
-    Ok(percent.of(smallest.header.total))
+    Ok(percent.of(whole(&smallest)))
 }
 
 /// Writes bytes and a new revision to the entry; the revision, or nothing if the pool is gone.
