@@ -7,9 +7,9 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use tidekv_core::units::Bytes;
 use tidekv_shm::arena::ArenaName;
-use tidekv_shm::{RuntimeDir, UNLIMITED};
+use tidekv_shm::{DeviceName, RuntimeDir, UNLIMITED};
 
-use crate::cli::{ArenaCommand, Cli, Command, Program, ShareArgs, Shell, TopArgs, WaitArgs};
+use crate::cli::{ArenaCommand, BudgetArgs, Cli, Command, Program, ShareArgs, Shell, TopArgs, WaitArgs};
 use crate::text::{Percent, nearest, parse_duration};
 
 /// What to do, and in which folder.
@@ -47,6 +47,8 @@ pub enum Action {
         /// In these points; none to show it.
         change: ShareChange,
     },
+    /// Show budgets, or set one.
+    Budget(BudgetRequest),
     /// Remove a segment.
     Delete {
         /// Of this pool.
@@ -156,6 +158,39 @@ pub struct UpRequest {
     pub host: Option<String>,
     /// Instead of what it says.
     pub port: Option<u16>,
+}
+
+/// Which budgets to show, or which to set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BudgetRequest {
+    /// Of this device, or of all.
+    pub device: Option<DeviceName>,
+    /// What to set it to.
+    pub size: Option<BudgetSize>,
+    /// And wait for it.
+    pub wait: Option<Duration>,
+    /// As JSON.
+    pub json: bool,
+}
+
+/// A budget as it was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BudgetSize {
+    /// So many bytes.
+    Given(Bytes),
+    /// What the device has.
+    Auto,
+}
+
+impl BudgetRequest {
+    fn new(args: &BudgetArgs) -> anyhow::Result<Self> {
+        let size = args.size.as_deref().map(|text| match text {
+            "auto" => Ok(BudgetSize::Auto),
+            size => segment_size(size).map(BudgetSize::Given),
+        });
+        let device = args.device.as_deref().map(DeviceName::new);
+        Ok(Self { device: device.transpose()?, size: size.transpose()?, wait: wait(&args.wait)?, json: args.json })
+    }
 }
 
 /// What to do with arenas.
@@ -315,6 +350,7 @@ impl Request {
                 Action::Limit { name: pool_name(&args.name)?, limit, wait: wait(&args.wait)? }
             }
             Command::Share(args) => Action::Share { name: pool_name(&args.name)?, change: share_change(args)? },
+            Command::Budget(args) => Action::Budget(BudgetRequest::new(args)?),
             Command::Delete(args) => Action::Delete { name: pool_name(&args.name)?, force: args.force },
             Command::Gc(args) => Action::Gc { dry_run: args.dry_run, json: args.json },
             Command::Arena(args) => Action::Arena(arena(&args.command)?),
@@ -473,6 +509,9 @@ mod tests {
             (&["limit", "a", "1G", "--wait", "soon"], "not a duration"),
             (&["limit-percent", "a", "-5"], "out of range"),
             (&["limit-percent", "a", "120"], "out of range"),
+            (&["budget", "host", "lots"], "no number"),
+            (&["budget", "host", "-1G"], "negative"),
+            (&["budget", "host", "1G", "--wait", "soon"], "not a duration"),
             (&["share", "a", "--weight", "0"], "--weight"),
             (&["share", "a", "--weight", "1.5"], "--weight"),
             (&["share", "a", "--floor", "-1"], "--floor"),

@@ -4,6 +4,7 @@
 //! ```text
 //!   pools      list, limit, limit-percent, share, delete, gc, trim
 //!   screens    kvtop, watch
+//!   budget     budget
 //!   explain    doctor, events
 //!   arena      arena list, check, delete
 //!   generate   completions, man, names
@@ -12,6 +13,7 @@
 //! ```
 
 mod arena;
+mod budget;
 mod explain;
 mod generate;
 mod launch;
@@ -25,6 +27,7 @@ use std::path::PathBuf;
 use clap::{Arg, Parser, Subcommand, ValueHint};
 
 pub use arena::{ArenaArgs, ArenaCommand};
+pub use budget::BudgetArgs;
 pub use explain::{DoctorArgs, EventsArgs};
 pub use generate::{CompletionsArgs, ManArgs, NamesArgs, Program, Shell};
 pub use launch::{DownArgs, LogsArgs, PsArgs, UpArgs};
@@ -52,6 +55,7 @@ Examples:
   kvctl kvtop                                 # the same, live on the whole screen
   kvctl limit kvcached_vLLM_4711 20G --wait 5s   # lower a limit, and wait until memory is back
   kvctl share kvcached_vLLM_4711 --weight 4 --floor 2G
+  kvctl budget host 8G                        # what all pools of a device may hold together
   kvctl events --follow                       # who got, asked for and gave back what, and why
   kvctl doctor                                # what on this machine will cause trouble, and how to mend it
   kvctl gc                                    # remove what killed processes left behind
@@ -67,10 +71,12 @@ pub enum Command {
     List(ListArgs),
     /// Set the limit of a pool
     Limit(LimitArgs),
-    /// Set the limit of a pool as a percentage of its device's memory
+    /// Set the limit of a pool as a percentage of its device's budget, or of its memory
     LimitPercent(LimitPercentArgs),
     /// Show or set how a pool shares its device with others
     Share(ShareArgs),
+    /// Show or set what all pools of a device may hold together
+    Budget(BudgetArgs),
     /// Remove the segment of a pool
     Delete(DeleteArgs),
     /// Remove what processes left behind that are gone

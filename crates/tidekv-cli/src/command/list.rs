@@ -4,6 +4,7 @@ use anyhow::Context;
 use serde::Serialize;
 use tidekv_shm::{RuntimeDir, UNLIMITED};
 
+use super::budget::decided_by;
 use super::table::{STANDING, Table};
 use crate::console::Console;
 use crate::exit::Outcome;
@@ -23,6 +24,10 @@ pub(super) fn run(dir: &RuntimeDir, names: &[String], json: bool, console: &mut 
         console.line("No active KVCached segments found.")?;
     } else if !shown.is_empty() {
         Table::new(shown.into_iter().map(Into::into).collect(), STANDING, console.width()).print(console)?;
+        for device in scene.devices.iter().filter(|device| device.header.explicit_budget) {
+            let header = &device.header;
+            console.line(format_args!("Budget of {}: {}, {}", device.name, header.budget, decided_by(header)))?;
+        }
     }
     scene.say_unreadable(console);
 

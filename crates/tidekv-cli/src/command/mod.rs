@@ -1,6 +1,7 @@
 //! The deeds, one module each. They get a checked [`Request`] and say how it ended; only they change anything.
 
 mod arena;
+pub(crate) mod budget;
 mod delete;
 pub(crate) mod doctor;
 mod down;
@@ -47,6 +48,7 @@ pub fn run(request: &Request, console: &mut Console) -> anyhow::Result<Outcome> 
         Action::List { names, json } => list::run(dir, names, *json, console),
         Action::Limit { name, limit, wait } => limit::run(dir, name, *limit, *wait, console),
         Action::Share { name, change } => share::run(dir, name, *change, console),
+        Action::Budget(request) => budget::run(dir, request, console),
         Action::Delete { name, force } => delete::run(dir, name, *force, console),
         Action::Gc { dry_run, json } => gc::run(dir, *dry_run, *json, console),
         Action::Arena(action) => arena::run(dir, action, console),

@@ -7,6 +7,7 @@ use anyhow::bail;
 use tidekv_core::units::Bytes;
 use tidekv_shm::{EntryState, LedgerEntry, LedgerView, RuntimeDir};
 
+use super::budget::decided_by;
 use super::lock_deadline;
 use crate::console::Console;
 use crate::exit::Outcome;
@@ -109,7 +110,7 @@ fn show(name: &str, place: &Place, console: &mut Console) -> anyhow::Result<()> 
         ("Floor", entry.floor.to_string()),
         ("Ceiling", bound(entry.ceiling)),
         ("Limit", bound(entry.limit)),
-        ("Budget", format!("{} for all pools of {device}", header.budget)),
+        ("Budget", format!("{} for all pools of {device}, {}", header.budget, decided_by(header))),
         ("Wants", format!("{wants}: {} held in use, {} waited for", usage.used(), entry.demand)),
         ("Holds", format!("{}: {} needed, {} cached, {} idle", usage.held(), usage.needed, usage.cached, usage.idle)),
         ("Fair share", fair.to_string()),

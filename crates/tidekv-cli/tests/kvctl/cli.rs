@@ -29,6 +29,8 @@ fn runs() -> Vec<&'static [&'static str]> {
         &["limit", "theirs", "1G"],
         &["limit-percent", "qwen-chat", "50"],
         &["share", "qwen-chat"],
+        &["budget"],
+        &["budget", "--json"],
         &["delete", "theirs"],
         &["gc"],
         &["trim", "qwen-chat"],

@@ -7,6 +7,7 @@ mod common;
 mod tmux;
 
 mod arena;
+mod budget;
 mod cli;
 mod delete;
 mod doctor;

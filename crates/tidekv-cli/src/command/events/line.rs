@@ -9,6 +9,7 @@
 
 use std::fmt::Write;
 
+use tidekv_core::units::Bytes;
 use tidekv_shm::{Event, EventKind, Reason};
 
 use super::tapes::{News, Told};
@@ -131,8 +132,14 @@ pub(super) fn sentence(event: &Event) -> String {
             event.priority,
             by_whom(event.reason)
         ),
-        EventKind::Budget if event.reason == Reason::Given => {
-            format!("{budget} for all pools, as a pool's settings say; they hold {held}")
+        EventKind::Budget if matches!(event.reason, Reason::Given | Reason::Operator) => {
+            let before = if *free == Bytes::ZERO { String::new() } else { format!("{free} -> ") };
+            let author = match &event.peer {
+                Some(pool) => shown_name(pool),
+                None if event.reason == Reason::Operator => format!("kvctl (pid {})", event.pid),
+                None => "a pool".to_owned(),
+            };
+            format!("{before}{budget} for all pools, by {author}; they hold {held}")
         }
         EventKind::Budget => format!("{budget} for all pools: others use {bytes} of the device; pools hold {held}"),
         // A kind of a later release, which the format does not let through.
@@ -245,6 +252,14 @@ pub(super) mod tests {
         assert_eq!(
             say(EventKind::LimitSet, Reason::Kvcached, None),
             "to 40 MiB by a tool of kvcached's; holds 512 MiB"
+        );
+        assert_eq!(
+            say(EventKind::Budget, Reason::Operator, None),
+            "60 MiB -> 8 GiB for all pools, by kvctl (pid 4711); they hold 512 MiB"
+        );
+        assert_eq!(
+            say(EventKind::Budget, Reason::Given, llama()),
+            "60 MiB -> 8 GiB for all pools, by llama_g2; they hold 512 MiB"
         );
         let often = Event { count: 12, ..event() };
         assert!(sentence(&often).ends_with(" (12 times)"));

@@ -27,6 +27,7 @@ use tidekv_core::units::Bytes;
 use tidekv_shm::RuntimeDir;
 
 use super::quoted;
+use crate::command::budget::decided_by;
 use crate::command::gc::{self, Found};
 use crate::gpu::{GpuError, GpuReader, GpuReport};
 use crate::scene::Scene;
@@ -121,6 +122,8 @@ pub(super) struct Pools {
     pub(super) live: Vec<LivePool>,
     /// Ledgers that could not be read, each with the reason.
     pub(super) unreadable: Vec<String>,
+    /// Budgets that somebody gave, each with its device and who that was.
+    pub(super) budgets: Vec<String>,
 }
 
 /// A pool with a living owner.
@@ -175,7 +178,10 @@ fn look_at_pools(dir: &RuntimeDir) -> Probe<Pools> {
         })
     });
     let unreadable = scene.unreadable.iter().map(|(device, error)| format!("{device}: {error}"));
-    Ok(Pools { live: live.collect(), unreadable: unreadable.collect() })
+    let given = scene.devices.iter().filter(|device| device.header.explicit_budget);
+    let budgets = given
+        .map(|device| format!("budget of {}: {}, {}", device.name, device.header.budget, decided_by(&device.header)));
+    Ok(Pools { live: live.collect(), unreadable: unreadable.collect(), budgets: budgets.collect() })
 }
 
 fn gc_command(dir: &RuntimeDir) -> String {

@@ -178,7 +178,8 @@ fn ledgers(pools: Result<&Pools, &String>) -> Check {
     match pools {
         Err(why) => LEDGERS.skipped(why),
         Ok(pools) if pools.unreadable.is_empty() => {
-            LEDGERS.ok(count(pools.live.len(), "pool is alive", "pools are alive"))
+            let alive = count(pools.live.len(), "pool is alive", "pools are alive");
+            LEDGERS.ok([&[alive], &pools.budgets[..]].concat().join("; "))
         }
         Ok(pools) => LEDGERS.note(
             some_of(&pools.unreadable),

@@ -33,7 +33,7 @@ fn healthy() -> Facts {
             gpus: vec![gpu(0)],
             broken: Vec::new(),
         })),
-        pools: Ok(Pools { live: vec![pool], unreadable: Vec::new() }),
+        pools: Ok(Pools { live: vec![pool], unreadable: Vec::new(), budgets: Vec::new() }),
         elsewhere: Ok(Vec::new()),
         left_behind: Ok(Vec::new()),
         folder: Ok(Folder { path: "/dev/shm".into(), uid: 1000, state: Ok(there()) }),
