@@ -207,6 +207,9 @@ impl<'a> Story<'a> {
             return;
         }
         let of_pool = entry.filter(|_| !of_device);
+        // Also where a pool puts right what an older build wrote over it.
+        let by_operator = of_device && note.reason == Reason::Operator;
+        let operator = self.view.header.setting.author.filter(|_| by_operator).map(|author| author.pid);
         let share =
             of_pool.and_then(|entry| self.view.index_of(entry.slot)).map_or(Bytes::ZERO, |at| self.shares()[at]);
         self.events.push(Event {
@@ -218,7 +221,7 @@ impl<'a> Story<'a> {
             reason: note.reason,
             count,
             pool: of_pool.map(pool),
-            pid: entry.map_or_else(std::process::id, |entry| entry.pid),
+            pid: operator.or(entry.map(|entry| entry.pid)).unwrap_or_else(std::process::id),
             slot: entry.map_or(0, |entry| entry.slot),
             bytes: note.bytes,
             held: of_pool.map_or_else(|| self.view.reserved(), |entry| entry.reserved),
