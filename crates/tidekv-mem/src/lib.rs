@@ -22,6 +22,7 @@ pub mod host;
 
 mod backend;
 mod error;
+mod heap;
 mod meter;
 mod raw;
 mod reservation;
@@ -29,6 +30,7 @@ mod select;
 
 pub use backend::{Backend, Capabilities, MemoryInfo, Region, RegionOptions, UnmappedReads};
 pub use error::{MapError, MemError, UnmapError};
+pub use heap::{release_freed_heap, return_large_blocks_at_once};
 pub use meter::{Call, CallMeter};
 pub use raw::RawPages;
 pub use reservation::{PageUse, Reservation};
