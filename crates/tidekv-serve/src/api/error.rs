@@ -22,6 +22,9 @@ use serde_json::{Value, json};
 use crate::handle::{GenerateError, SleepError, SubmitError};
 use crate::tokenizer::TokenizerError;
 
+/// Most of a sentence.
+const MAX_MESSAGE_BYTES: usize = 2048;
+
 /// A refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ApiError {
@@ -33,7 +36,7 @@ pub(crate) struct ApiError {
 
 impl ApiError {
     pub(crate) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Self { status, code, param: None, message: message.into() }
+        Self { status, code, param: None, message: shortened(message.into()) }
     }
 
     /// A field that is not what it should be.
@@ -43,7 +46,7 @@ impl ApiError {
 
     /// Says which field is meant.
     pub(crate) fn about(mut self, param: impl Into<String>) -> Self {
-        self.param = Some(param.into());
+        self.param = Some(shortened(param.into()));
         self
     }
 
@@ -60,6 +63,17 @@ impl ApiError {
         };
         json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
     }
+}
+
+/// Messages repeat what a client sent, which may be megabytes.
+fn shortened(mut text: String) -> String {
+    if text.len() > MAX_MESSAGE_BYTES {
+        let end = (0..=MAX_MESSAGE_BYTES).rev().find(|&at| text.is_char_boundary(at));
+        text.truncate(end.unwrap_or(0));
+        text.push('…');
+        text.shrink_to_fit();
+    }
+    text
 }
 
 impl IntoResponse for ApiError {

@@ -15,9 +15,11 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
+use axum::http::StatusCode;
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, Stream, StreamExt};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::answer::{Answer, Piece};
@@ -26,7 +28,12 @@ use super::request::{self, Job, Prompts};
 use super::response::{Choice, Envelope, Kind, LogprobWriter, UsageBody};
 use super::{Service, bodies};
 use crate::handle::{FinishReason, GenerateError, GenerateRequest, Prompt, SubmitError, Usage};
-use crate::tokenizer::TokenizerError;
+use crate::tokenizer::ChatMessage;
+
+/// A text has more tokens than one for so many bytes.
+const MAX_BYTES_OF_TOKEN: usize = 16;
+/// `/tokenize` takes so much, however short the model's context is.
+const MIN_TOKENIZED_BYTES: usize = 1 << 20;
 
 pub(super) async fn completions(
     State(service): State<Arc<Service>>,
@@ -57,18 +64,27 @@ async fn answer(service: Arc<Service>, kind: Kind, job: &Job, prompts: Vec<Vec<u
     }
 }
 
+/// Ids may be many, so they are written as they are.
+#[derive(Serialize)]
+pub(super) struct Tokenized {
+    count: usize,
+    max_model_len: u32,
+    tokens: Vec<u32>,
+}
+
 /// `POST /tokenize`, as vLLM has it.
 pub(super) async fn tokenize(
     State(service): State<Arc<Service>>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Tokenized>, ApiError> {
     let read = |service: &Service, body: &[u8]| {
         let (model, prompts, add_special) = request::tokenize(body, &service.tokenizer)?;
         service.check_model(model.as_deref())?;
-        Ok(service.tokens(prompts, add_special)?.concat())
+        let most = service.most_text_bytes().max(MIN_TOKENIZED_BYTES);
+        Ok(service.tokens(prompts, add_special, most)?.concat())
     };
     let ids = bodies::read(&service, super::whole_body(body)?, read).await?;
-    Ok(Json(json!({"count": ids.len(), "max_model_len": service.model.context_tokens, "tokens": ids})))
+    Ok(Json(Tokenized { count: ids.len(), max_model_len: service.model.context_tokens, tokens: ids }))
 }
 
 /// `POST /detokenize`, as vLLM has it.
@@ -85,23 +101,52 @@ pub(super) async fn detokenize(
     Ok(Json(json!({"prompt": text})))
 }
 
+/// A tokenizer needs many times the memory of a text, so its length is looked at before.
+fn check_text(name: &str, bytes: usize, most: usize) -> Result<(), ApiError> {
+    if bytes <= most {
+        return Ok(());
+    }
+    let message = format!("{name} has {bytes} bytes of text, and at most {most} are tokenised here: shorten it");
+    Err(ApiError::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message).about("prompt"))
+}
+
 impl Service {
     /// What is asked for, and the ids of its prompts.
     fn read(&self, mut job: Job) -> Result<(Job, Vec<Vec<u32>>), ApiError> {
         self.check_model(job.model.as_deref())?;
         let prompts = std::mem::replace(&mut job.prompts, Prompts::Tokens(Vec::new()));
-        Ok((job, self.tokens(prompts, true)?))
+        Ok((job, self.tokens(prompts, true, self.most_text_bytes())?))
     }
 
-    /// The ids of every prompt.
-    fn tokens(&self, prompts: Prompts, add_special: bool) -> Result<Vec<Vec<u32>>, ApiError> {
+    /// A longer text is not worth counting its tokens: no language has words of so many letters.
+    fn most_text_bytes(&self) -> usize {
+        self.model.context_tokens as usize * MAX_BYTES_OF_TOKEN
+    }
+
+    /// The ids of every prompt, none of which has more than `most` bytes of text.
+    fn tokens(&self, prompts: Prompts, add_special: bool, most: usize) -> Result<Vec<Vec<u32>>, ApiError> {
         let tokenizer = &self.tokenizer;
-        let ids: Result<_, TokenizerError> = match prompts {
-            Prompts::Texts(texts) => texts.iter().map(|text| tokenizer.encode_with(text, add_special)).collect(),
+        match prompts {
+            Prompts::Texts(texts) => {
+                let (mut prompts, mut count) = (Vec::with_capacity(texts.len()), 0);
+                for text in texts {
+                    check_text("prompt", text.len(), most)?;
+                    let ids = tokenizer.encode_with(&text, add_special)?;
+                    count += ids.len();
+                    request::check_ids("prompt", count)?;
+                    prompts.push(ids);
+                }
+                Ok(prompts)
+            }
             Prompts::Tokens(several) => Ok(several),
-            Prompts::Chat(messages, options) => tokenizer.encode_chat(&messages, &options).map(|ids| vec![ids]),
-        };
-        Ok(ids?)
+            Prompts::Chat(messages, options) => {
+                let name = |message: &ChatMessage| message.name.as_ref().map_or(0, String::len);
+                let text = |message: &ChatMessage| message.role.len() + message.content.len() + name(message);
+                let bytes = messages.iter().map(text).sum();
+                check_text("messages", bytes, most)?;
+                Ok(vec![tokenizer.encode_chat(&messages, &options)?])
+            }
+        }
     }
 
     /// Hands one prompt to the engine.

@@ -16,6 +16,7 @@
 mod answer;
 mod bodies;
 pub(crate) mod error;
+mod fields;
 mod generate;
 mod metrics;
 mod operate;

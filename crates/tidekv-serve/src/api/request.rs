@@ -1,18 +1,22 @@
 //! What clients send, checked: from bytes to a [`Job`], or a refusal that names the field.
 //!
 //! ```text
-//!   bytes ── JSON object ── nothing in it that we cannot do ── typed fields ── in range ──> Job
+//!   bytes ── JSON object ── nothing in it that we cannot do ── typed fields ── in range ──> Job      fields: how they are read
 //! ```
 //!
 //! A field that would change the answer and that we do not know how to honour is refused, unless it has the value that changes
 //! nothing. Fields that only carry notes (`user`, `metadata`, ...) are ignored, as every server of this API does.
 
+use std::borrow::Cow;
+use std::fmt;
+
 use axum::http::StatusCode;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use serde::de::{Deserializer, Error as _, IgnoredAny, SeqAccess, Unexpected, Visitor};
+use serde_json::value::RawValue;
 
 use super::error::ApiError;
+use super::fields::{AtMost, MAX_IDS, Plain, asks_nothing, survey, typed};
 use crate::handle::Sampling;
 use crate::tokenizer::{ChatMessage, ChatOptions, SamplingDefaults, Tokenizer};
 
@@ -25,6 +29,10 @@ const MAX_STOP_TOKENS: usize = 128;
 const MAX_SALT_LETTERS: usize = 128;
 /// Most prompts of one request.
 const MAX_PROMPTS: usize = 1024;
+/// Most messages of a conversation: each costs a template's object, and a model several tokens.
+const MAX_MESSAGES: usize = 1 << 14;
+/// Most letters of the variables of a template, as JSON.
+const MAX_VARIABLES_BYTES: usize = 64 << 10;
 /// Most likeliest tokens to be named for each token.
 const MAX_LOGPROBS: u64 = 20;
 /// Tokens of a completion that does not say how many: OpenAI's default.
@@ -57,27 +65,17 @@ pub(super) enum Prompts {
 
 /// `POST /v1/completions`.
 pub(super) fn completion(body: &[u8], tokenizer: &Tokenizer) -> Result<Job, ApiError> {
-    let fields = object(body)?;
-    refuse_unsupported(&fields)?;
-    let own: CompletionFields = typed(&fields)?;
-    let prompts = match own.prompt {
-        PromptField::Text(text) => Prompts::Texts(vec![text]),
-        PromptField::Texts(texts) => Prompts::Texts(texts),
-        PromptField::Tokens(tokens) => Prompts::Tokens(vec![tokens]),
-        PromptField::ManyTokens(several) => Prompts::Tokens(several),
-    };
+    let survey = survey(body, refuse_unsupported)?;
+    let own: CompletionFields = typed(&survey)?;
+    let PromptField { prompts, count, ids } = own.prompt;
     if !matches!(prompts, Prompts::Tokens(_)) {
         refuse_special(own.add_special_tokens, true)?;
     }
-    let count = match &prompts {
-        Prompts::Texts(texts) => texts.len(),
-        Prompts::Tokens(several) => several.len(),
-        Prompts::Chat(..) => 1,
-    };
     if !(1..=MAX_PROMPTS).contains(&count) {
         return Err(ApiError::invalid("prompt", format!("prompt has {count} entries: give 1 to {MAX_PROMPTS}")));
     }
-    let mut job = job(typed(&fields)?, prompts, tokenizer.defaults())?;
+    check_ids("prompt", ids)?;
+    let mut job = job(typed(&survey)?, prompts, tokenizer.defaults())?;
     job.max_tokens = Some(job.max_tokens.unwrap_or(COMPLETION_TOKENS));
     job.logprobs = own.logprobs.map(|count| checked_logprobs("logprobs", count)).transpose()?;
     Ok(job)
@@ -85,12 +83,11 @@ pub(super) fn completion(body: &[u8], tokenizer: &Tokenizer) -> Result<Job, ApiE
 
 /// `POST /v1/chat/completions`.
 pub(super) fn chat(body: &[u8], tokenizer: &Tokenizer) -> Result<Job, ApiError> {
-    let fields = object(body)?;
-    refuse_unsupported(&fields)?;
-    let own: ChatFields = typed(&fields)?;
+    let survey = survey(body, refuse_unsupported)?;
+    let own: ChatFields = typed(&survey)?;
     refuse_special(own.add_special_tokens, tokenizer.adds_special_to_chats())?;
-    let prompts = typed::<ConversationFields>(&fields)?.checked()?;
-    let mut job = job(typed(&fields)?, prompts, tokenizer.defaults())?;
+    let prompts = typed::<ConversationFields>(&survey)?.checked()?;
+    let mut job = job(typed(&survey)?, prompts, tokenizer.defaults())?;
     job.max_tokens = match own.max_completion_tokens {
         Some(most) => Some(at_least_one("max_completion_tokens", most)?),
         None => job.max_tokens,
@@ -108,14 +105,13 @@ pub(super) fn chat(body: &[u8], tokenizer: &Tokenizer) -> Result<Job, ApiError> 
 
 /// `POST /tokenize`: a prompt, with its special tokens unless told otherwise, or a conversation.
 pub(super) fn tokenize(body: &[u8], tokenizer: &Tokenizer) -> Result<(Option<String>, Prompts, bool), ApiError> {
-    let fields = object(body)?;
-    refuse_unsupported(&fields)?;
-    let own: TokenizeFields = typed(&fields)?;
+    let survey = survey(body, refuse_unsupported)?;
+    let own: TokenizeFields = typed(&survey)?;
     let prompts = match own.prompt {
         Some(text) => Prompts::Texts(vec![text]),
-        None if fields.contains_key("messages") => {
+        None if survey.has_messages => {
             refuse_special(own.add_special_tokens, tokenizer.adds_special_to_chats())?;
-            typed::<ConversationFields>(&fields)?.checked()?
+            typed::<ConversationFields>(&survey)?.checked()?
         }
         None => return Err(ApiError::invalid("prompt", "there is nothing to tokenise: give prompt or messages")),
     };
@@ -124,8 +120,9 @@ pub(super) fn tokenize(body: &[u8], tokenizer: &Tokenizer) -> Result<(Option<Str
 
 /// `POST /detokenize`.
 pub(super) fn detokenize(body: &[u8]) -> Result<(Option<String>, Vec<u32>), ApiError> {
-    let own: DetokenizeFields = typed(&object(body)?)?;
-    Ok((own.model, own.tokens))
+    let own: DetokenizeFields = typed(&survey(body, |_, _| Ok(()))?)?;
+    check_ids("tokens", own.tokens.count)?;
+    Ok((own.model, own.tokens.items))
 }
 
 /// `POST /sleep` may say its level in the body, as a number or as kvcached's controller does: `{"level": "1"}`.
@@ -133,11 +130,12 @@ pub(super) fn sleep_level(body: &[u8]) -> Result<Option<u8>, ApiError> {
     if body.iter().all(u8::is_ascii_whitespace) {
         return Ok(None);
     }
-    let fields: SleepFields = typed(&object(body)?)?;
+    let fields: SleepFields = typed(&survey(body, |_, _| Ok(()))?)?;
     let level = match fields.level {
         None => return Ok(None),
-        Some(LevelField::Number(level)) => u8::try_from(level).ok(),
-        Some(LevelField::Text(text)) => text.trim().parse().ok(),
+        Some(Plain::Id(level)) => u8::try_from(level).ok(),
+        Some(Plain::Text(text)) => text.trim().parse().ok(),
+        Some(Plain::Ids(_) | Plain::Other) => None,
     };
     level.map(Some).ok_or_else(|| ApiError::invalid("level", "level is not a sleep level: give 1 or 2"))
 }
@@ -149,13 +147,64 @@ struct CompletionFields {
     add_special_tokens: Option<bool>,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a string, a list of strings, a list of token ids, or a list of such lists")]
-enum PromptField {
-    Text(String),
-    Tokens(Vec<u32>),
-    Texts(Vec<String>),
-    ManyTokens(Vec<Vec<u32>>),
+/// What is to be continued: as much of it as may be, and how much there is.
+struct PromptField {
+    prompts: Prompts,
+    count: usize,
+    /// In all prompts, where they are ids.
+    ids: usize,
+}
+
+impl<'de> Deserialize<'de> for PromptField {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(PromptVisitor)
+    }
+}
+
+struct PromptVisitor;
+
+impl<'de> Visitor<'de> for PromptVisitor {
+    type Value = PromptField;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string, a list of strings, a list of token ids, or a list of such lists")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<PromptField, E> {
+        Ok(PromptField { prompts: Prompts::Texts(vec![text.to_owned()]), count: 1, ids: 0 })
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<PromptField, A::Error> {
+        let mixed = || A::Error::invalid_type(Unexpected::Other("a list of something else"), &self);
+        let (mut texts, mut lists, mut own, mut ids) = (Vec::new(), Vec::new(), Vec::new(), 0);
+        // What there are too many of is only counted.
+        while texts.len() + lists.len() <= MAX_PROMPTS && ids <= MAX_IDS {
+            match seq.next_element()? {
+                Some(Plain::Text(text)) if lists.is_empty() && own.is_empty() => texts.push(text),
+                Some(Plain::Ids(list)) if texts.is_empty() && own.is_empty() => {
+                    ids += list.count;
+                    lists.push(list.items);
+                }
+                Some(Plain::Id(id)) if texts.is_empty() && lists.is_empty() => {
+                    ids += 1;
+                    own.push(id);
+                }
+                Some(_) => return Err(mixed()),
+                None => break,
+            }
+        }
+        let mut more = 0;
+        while seq.next_element::<IgnoredAny>()?.is_some() {
+            more += 1;
+        }
+        Ok(if !texts.is_empty() {
+            PromptField { count: texts.len() + more, prompts: Prompts::Texts(texts), ids }
+        } else if !lists.is_empty() {
+            PromptField { count: lists.len() + more, prompts: Prompts::Tokens(lists), ids }
+        } else {
+            PromptField { count: 1, prompts: Prompts::Tokens(vec![own]), ids: ids + more }
+        })
+    }
 }
 
 #[derive(Deserialize)]
@@ -168,7 +217,7 @@ struct TokenizeFields {
 #[derive(Deserialize)]
 struct DetokenizeFields {
     model: Option<String>,
-    tokens: Vec<u32>,
+    tokens: AtMost<u32, MAX_IDS>,
 }
 
 #[derive(Deserialize)]
@@ -180,73 +229,126 @@ struct ChatFields {
 }
 
 #[derive(Deserialize)]
-struct ConversationFields {
-    messages: Vec<MessageField>,
+struct ConversationFields<'a> {
+    #[serde(borrow)]
+    messages: AtMost<MessageField<'a>, MAX_MESSAGES>,
     add_generation_prompt: Option<bool>,
-    chat_template_kwargs: Option<Map<String, Value>>,
+    #[serde(borrow)]
+    chat_template_kwargs: Option<&'a RawValue>,
 }
 
-impl ConversationFields {
+impl ConversationFields<'_> {
     fn checked(self) -> Result<Prompts, ApiError> {
-        if self.messages.is_empty() {
+        let count = self.messages.count;
+        if count == 0 {
             return Err(ApiError::invalid("messages", "messages is empty: give at least one message"));
         }
-        let messages = self.messages.into_iter().enumerate();
+        if count > MAX_MESSAGES {
+            let message = format!("messages has {count} messages: give at most {MAX_MESSAGES}");
+            return Err(ApiError::invalid("messages", message));
+        }
+        let messages = self.messages.items.into_iter().enumerate();
         let messages = messages.map(|(at, message)| message.checked(at)).collect::<Result<Vec<_>, _>>()?;
         let options = ChatOptions {
             add_generation_prompt: self.add_generation_prompt.unwrap_or(true),
-            variables: self.chat_template_kwargs.unwrap_or_default(),
+            variables: self.chat_template_kwargs.map(variables).transpose()?.unwrap_or_default(),
         };
         Ok(Prompts::Chat(messages, options))
     }
 }
 
+/// The variables of a template. Its language takes any value, so their length is bounded; their depth is by the reader of JSON.
+fn variables(written: &RawValue) -> Result<serde_json::Map<String, serde_json::Value>, ApiError> {
+    const NAME: &str = "chat_template_kwargs";
+    let length = written.get().len();
+    if length > MAX_VARIABLES_BYTES {
+        let message = format!("{NAME} has {length} bytes: give at most {MAX_VARIABLES_BYTES}");
+        return Err(ApiError::invalid(NAME, message));
+    }
+    serde_json::from_str(written.get()).map_err(|error| ApiError::invalid(NAME, format!("{NAME}: {error}")))
+}
+
 #[derive(Deserialize)]
-struct MessageField {
+struct MessageField<'a> {
     role: String,
     #[serde(default)]
     content: Option<ContentField>,
     name: Option<String>,
-    tool_calls: Option<Value>,
-    function_call: Option<Value>,
+    #[serde(borrow)]
+    tool_calls: Option<&'a RawValue>,
+    #[serde(borrow)]
+    function_call: Option<&'a RawValue>,
+}
+
+/// What was said, its parts together.
+struct ContentField {
+    text: String,
+    /// The first part that is no text: where, and of what type.
+    other: Option<(usize, String)>,
+}
+
+impl<'de> Deserialize<'de> for ContentField {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ContentVisitor)
+    }
+}
+
+struct ContentVisitor;
+
+impl<'de> Visitor<'de> for ContentVisitor {
+    type Value = ContentField;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string or a list of parts {\"type\": \"text\", \"text\": ...}")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<ContentField, E> {
+        Ok(ContentField { text: text.to_owned(), other: None })
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<ContentField, A::Error> {
+        let (mut all, mut other, mut index) = (String::new(), None, 0);
+        while let Some(PartField { kind, text }) = seq.next_element()? {
+            match text {
+                Some(text) if kind == "text" => {
+                    if index > 0 {
+                        all.push('\n');
+                    }
+                    all += &text;
+                }
+                _ if other.is_none() => other = Some((index, kind.into_owned())),
+                _ => {}
+            }
+            index += 1;
+        }
+        Ok(ContentField { text: all, other })
+    }
 }
 
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a string or a list of parts {\"type\": \"text\", \"text\": ...}")]
-enum ContentField {
-    Text(String),
-    Parts(Vec<PartField>),
+struct PartField<'a> {
+    #[serde(rename = "type", borrow)]
+    kind: Cow<'a, str>,
+    #[serde(borrow)]
+    text: Option<Cow<'a, str>>,
 }
 
-#[derive(Deserialize)]
-struct PartField {
-    #[serde(rename = "type")]
-    kind: String,
-    text: Option<String>,
-}
-
-impl MessageField {
+impl MessageField<'_> {
     fn checked(self, at: usize) -> Result<ChatMessage, ApiError> {
         // A template would write them into the prompt.
-        for (name, value) in [("tool_calls", &self.tool_calls), ("function_call", &self.function_call)] {
-            if value.as_ref().is_some_and(|value| !asks_nothing(value, &["[]", "{}"])) {
+        for (name, value) in [("tool_calls", self.tool_calls), ("function_call", self.function_call)] {
+            if value.is_some_and(|value| !asks_nothing(value, &["[]", "{}"])) {
                 return Err(unsupported(&format!("messages[{at}].{name}")));
             }
         }
         let content = match self.content {
             None => String::new(),
-            Some(ContentField::Text(text)) => text,
-            Some(ContentField::Parts(parts)) => {
-                let text = |(index, part): (usize, PartField)| match part {
-                    PartField { kind, text: Some(text) } if kind == "text" => Ok(text),
-                    PartField { kind, .. } => Err(ApiError::invalid(
-                        format!("messages[{at}].content[{index}]"),
-                        format!(
-                            "messages[{at}].content[{index}] is of type {kind:?}: this server reads parts of type \"text\", with a text"
-                        ),
-                    )),
-                };
-                parts.into_iter().enumerate().map(text).collect::<Result<Vec<_>, _>>()?.join("\n")
+            Some(ContentField { text, other: None }) => text,
+            Some(ContentField { other: Some((index, kind)), .. }) => {
+                let place = format!("messages[{at}].content[{index}]");
+                let message =
+                    format!("{place} is of type {kind:?}: this server reads parts of type \"text\", with a text");
+                return Err(ApiError::invalid(place, message));
             }
         };
         Ok(ChatMessage { role: self.role, content, name: self.name })
@@ -261,18 +363,46 @@ struct CommonFields {
     top_p: Option<f64>,
     seed: Option<i64>,
     stop: Option<StopField>,
-    stop_token_ids: Option<Vec<u32>>,
+    stop_token_ids: Option<AtMost<u32, MAX_STOP_TOKENS>>,
     ignore_eos: Option<bool>,
     cache_salt: Option<String>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a string or a list of strings")]
-enum StopField {
-    One(String),
-    Many(Vec<String>),
+/// As many stop strings as there may be and one more, so that too many are seen.
+struct StopField(Vec<String>);
+
+impl<'de> Deserialize<'de> for StopField {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(StopVisitor)
+    }
+}
+
+struct StopVisitor;
+
+impl<'de> Visitor<'de> for StopVisitor {
+    type Value = StopField;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string or a list of strings")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<StopField, E> {
+        Ok(StopField(vec![text.to_owned()]))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<StopField, A::Error> {
+        let mut stops = Vec::new();
+        while let Some(element) = seq.next_element()? {
+            match element {
+                Plain::Text(text) if stops.len() <= MAX_STOPS => stops.push(text),
+                Plain::Text(_) => {}
+                _ => return Err(A::Error::invalid_type(Unexpected::Other("a list of something else"), &self)),
+            }
+        }
+        Ok(StopField(stops))
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -282,57 +412,31 @@ struct StreamOptions {
 
 #[derive(Deserialize)]
 struct SleepFields {
-    level: Option<LevelField>,
+    level: Option<Plain>,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a number")]
-enum LevelField {
-    Number(u64),
-    Text(String),
-}
-
-fn object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
-    let wrong = |what: String| ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", what);
-    match serde_json::from_slice(body) {
-        Ok(Value::Object(fields)) => Ok(fields),
-        Ok(_) => Err(wrong("the body is JSON, but not an object: send {\"model\": ..., ...}".to_owned())),
-        Err(error) => Err(wrong(format!("the body is not JSON: {error}"))),
+/// More ids than a request may have are counted, not kept.
+pub(super) fn check_ids(name: &'static str, count: usize) -> Result<(), ApiError> {
+    if count > MAX_IDS {
+        return Err(ApiError::invalid(
+            name,
+            format!("{name} has {count} token ids: give at most {MAX_IDS} in a request"),
+        ));
     }
-}
-
-fn typed<T: DeserializeOwned>(fields: &Map<String, Value>) -> Result<T, ApiError> {
-    serde_path_to_error::deserialize(fields).map_err(|error| {
-        let path = error.path().to_string();
-        let what = error.into_inner().to_string();
-        match path.as_str() {
-            // A field that is missing at the top: the message names it.
-            "." => ApiError::invalid(quoted(&what).unwrap_or_default(), what),
-            _ => ApiError::invalid(path.clone(), format!("{path}: {what}")),
-        }
-    })
-}
-
-/// The name in a message such as "missing field `prompt`".
-fn quoted(message: &str) -> Option<String> {
-    message.split('`').nth(1).map(str::to_owned)
+    Ok(())
 }
 
 fn job(fields: CommonFields, prompts: Prompts, defaults: SamplingDefaults) -> Result<Job, ApiError> {
-    let stops = match fields.stop {
-        None => Vec::new(),
-        Some(StopField::One(stop)) => vec![stop],
-        Some(StopField::Many(stops)) => stops,
-    };
+    let stops = fields.stop.map(|StopField(stops)| stops).unwrap_or_default();
     if stops.len() > MAX_STOPS || stops.iter().any(|stop| stop.len() > MAX_STOP_BYTES) {
         let message = format!("stop takes at most {MAX_STOPS} strings of at most {MAX_STOP_BYTES} bytes");
         return Err(ApiError::invalid("stop", message));
     }
     let temperature = in_range("temperature", fields.temperature, 0.0, 2.0)?.unwrap_or(defaults.temperature);
     let top_p = in_range("top_p", fields.top_p, f64::from(f32::MIN_POSITIVE), 1.0)?.unwrap_or(defaults.top_p);
-    let stop_tokens = fields.stop_token_ids.unwrap_or_default();
-    if stop_tokens.len() > MAX_STOP_TOKENS {
-        let message = format!("stop_token_ids has {} ids: give at most {MAX_STOP_TOKENS}", stop_tokens.len());
+    let (stop_tokens, count) = fields.stop_token_ids.map(|ids| (ids.items, ids.count)).unwrap_or_default();
+    if count > MAX_STOP_TOKENS {
+        let message = format!("stop_token_ids has {count} ids: give at most {MAX_STOP_TOKENS}");
         return Err(ApiError::invalid("stop_token_ids", message));
     }
     Ok(Job {
@@ -420,28 +524,18 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("guided_grammar", &[]),
 ];
 
-fn refuse_unsupported(fields: &Map<String, Value>) -> Result<(), ApiError> {
-    for &(name, neutral) in UNSUPPORTED {
-        match fields.get(name) {
-            Some(value) if !asks_nothing(value, neutral) => {
-                return Err(match name {
-                    "n" => {
-                        let message = format!(
-                            "n is {value}: this server makes one answer for each prompt (n = 1); send the request several times"
-                        );
-                        ApiError::new(StatusCode::BAD_REQUEST, "unsupported_parameter", message).about(name)
-                    }
-                    _ => unsupported(name),
-                });
-            }
-            _ => {}
-        }
+fn refuse_unsupported(name: &str, value: &RawValue) -> Result<(), ApiError> {
+    let Some((_, neutral)) = UNSUPPORTED.iter().find(|(unsupported, _)| *unsupported == name) else { return Ok(()) };
+    if asks_nothing(value, neutral) {
+        return Ok(());
     }
-    Ok(())
-}
-
-fn asks_nothing(value: &Value, neutral: &[&str]) -> bool {
-    value.is_null() || neutral.contains(&value.to_string().as_str())
+    if name == "n" {
+        let message = format!(
+            "n is {value}: this server makes one answer for each prompt (n = 1); send the request several times"
+        );
+        return Err(ApiError::new(StatusCode::BAD_REQUEST, "unsupported_parameter", message).about(name));
+    }
+    Err(unsupported(name))
 }
 
 fn unsupported(name: &str) -> ApiError {
