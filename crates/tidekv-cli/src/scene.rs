@@ -276,7 +276,6 @@ fn look_at_ledger(dir: &RuntimeDir, device: &DeviceName) -> Result<Option<(Ledge
     }
     let claims = as_claimed.pool_claims();
     let fair = fair_shares(view.header.budget, &claims);
-    let owed = if view.header.explicit_budget { owed_to_given } else { owed };
     let places = view.entries.into_iter().enumerate().map(|(index, entry)| Place {
         device: device.clone(),
         ledger: ledger.clone(),

@@ -13,29 +13,33 @@
 //! them all places. The number of places is also below the number of files that the process may open, so that the pool
 //! and the model's files always find one.
 
-use std::error::Error;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, HttpBody};
 use axum::extract::Request;
 use axum::middleware::map_request;
-use futures_util::stream::{self, StreamExt};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::sleep;
+
+use crate::body_budget::BodyBudget;
 
 /// How long to wait when the system has no file or memory for one more connection.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(500);
 
-/// What clients may take of a server: places, and time.
+/// What the bodies of requests may hold unless told otherwise.
+pub const DEFAULT_BODY_BUDGET_BYTES: usize = 256 << 20;
+/// Most of a head, and most that is read of a connection at once: every client may keep so much.
+const READ_BYTES: usize = 16 << 10;
+
+/// What clients may take of a server: places, time, and memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
     /// Connections at once; who comes later waits to be accepted.
@@ -44,6 +48,8 @@ pub struct ConnectionLimits {
     pub head: Duration,
     /// For the body of a request.
     pub body: Duration,
+    /// Bytes of all bodies that are being read, or wait to be.
+    pub body_budget_bytes: usize,
     /// For reading anything of an answer.
     pub stalled: Duration,
 }
@@ -54,40 +60,30 @@ impl Default for ConnectionLimits {
             places: 16_384,
             head: Duration::from_secs(30),
             body: Duration::from_secs(60),
+            body_budget_bytes: DEFAULT_BODY_BUDGET_BYTES,
             stalled: Duration::from_secs(120),
         }
     }
 }
 
-/// The body of a request did not arrive in time.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("it did not arrive within {} s", patience.as_secs_f32())]
-pub(crate) struct SlowBody {
-    patience: Duration,
-}
-
-impl SlowBody {
-    /// Whether it is why a body did not arrive.
-    pub(crate) fn is_behind(error: &(dyn Error + 'static)) -> bool {
-        let mut cause = Some(error);
-        while let Some(error) = cause {
-            if error.is::<Self>() {
-                return true;
-            }
-            cause = error.source();
-        }
-        false
-    }
-}
-
-/// Serves until `stop`, then lets answers end. Dropping it drops what is left.
-pub(crate) async fn serve(listener: TcpListener, pages: Router, limits: ConnectionLimits, stop: impl Future) {
-    let ConnectionLimits { places, head, body, stalled } = limits;
-    let pages = pages.layer(map_request(move |request: Request| async move { request.map(|all| patient(all, body)) }));
+/// Serves until `stop`, then lets answers end. Dropping it drops what is left. A body has at most `max_body_bytes`.
+pub(crate) async fn serve(
+    listener: TcpListener,
+    pages: Router,
+    limits: ConnectionLimits,
+    max_body_bytes: usize,
+    stop: impl Future,
+) {
+    let ConnectionLimits { places, head, body, body_budget_bytes, stalled } = limits;
+    let budget = BodyBudget::new(body_budget_bytes);
+    let pages = pages.layer(map_request(move |request: Request| {
+        let charged = request.map(|all| budget.charge(all, max_body_bytes, body));
+        std::future::ready(charged)
+    }));
     let places = Arc::new(Semaphore::new(places));
     let connections = GracefulShutdown::new();
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(head);
+    http.timer(TokioTimer::new()).header_read_timeout(head).max_buf_size(READ_BYTES);
     let mut stop = pin!(stop);
     loop {
         let (socket, place) = tokio::select! {
@@ -141,20 +137,4 @@ fn prepare(socket: &TcpStream, stalled: Duration) {
     if let Err(error) = rustix::net::sockopt::set_tcp_user_timeout(socket, milliseconds) {
         tracing::debug!(%error, "a connection may stall for as long as the system allows");
     }
-}
-
-/// A body that fails with [`SlowBody`] when it takes longer than `patience`.
-fn patient(body: Body, patience: Duration) -> Body {
-    if body.is_end_stream() {
-        return body;
-    }
-    let deadline = Instant::now() + patience;
-    let parts = stream::unfold(Some(body.into_data_stream()), move |parts| async move {
-        let mut parts = parts?;
-        match timeout_at(deadline, parts.next()).await {
-            Ok(part) => part.map(|part| (part, Some(parts))),
-            Err(_) => Some((Err(axum::Error::new(SlowBody { patience })), None)),
-        }
-    });
-    Body::from_stream(parts)
 }

@@ -6,7 +6,7 @@
 //!             SSE     ids to text    seam      which blocks, which token
 //!
 //!   server     the address, and draining when told to stop
-//!   connections how many clients, and how slow they may be
+//!   connections how many clients, and how slow they may be; body_budget what their requests may hold
 //!   api        pages, requests, answers, metrics
 //!   handle     what the two sides say to each other; neither knows more of the other
 //!   tokenizer  text to ids and back, chat templates, stop strings
@@ -23,6 +23,7 @@
 #![deny(unsafe_code)]
 
 pub mod api;
+mod body_budget;
 #[expect(unsafe_code, reason = "block ids become memory there, and nowhere else")]
 pub mod compute;
 pub mod config;

@@ -163,7 +163,7 @@ impl Server {
                 drained.send_replace(true);
             });
         };
-        let serving = connections::serve(listener, api::router(service, reach), limits, stop);
+        let serving = connections::serve(listener, api::router(service, reach), limits, api::MAX_BODY_BYTES, stop);
         let engine_and_grace = async {
             // An error means that draining itself failed: then nothing keeps the connections either.
             let _ = engine_ended.wait_for(|&ended| ended).await;

@@ -86,6 +86,10 @@ pub struct ServeCli {
     #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_connections: u32,
 
+    /// What the bodies of requests may hold together while they are read, at least 16M; who comes later is told to come back
+    #[arg(long, value_name = "SIZE", default_value = "256M")]
+    pub body_budget: String,
+
     /// Tokens in a block
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     pub block_size: u32,

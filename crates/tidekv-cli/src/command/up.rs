@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use tidekv_serve::connections::ConnectionLimits;
 use tidekv_serve::router::{self, Decisions, Door, Gateway, Key, Life, Model, Settings, StopRouter};
 use tidekv_serve::server::{ServeError, Server};
 use tidekv_shm::{PoolName, RuntimeDir, segment};
@@ -121,7 +122,8 @@ fn programs(plan: &Plan) -> anyhow::Result<Vec<PathBuf>> {
 }
 
 fn bind(plan: &Plan, key: Option<&Key>) -> anyhow::Result<Server> {
-    let server = Server::bind(&plan.router.host, plan.router.port)?;
+    let clients = ConnectionLimits { body_budget_bytes: plan.router.body_budget_bytes, ..ConnectionLimits::default() };
+    let server = Server::bind(&plan.router.host, plan.router.port)?.with_limits(clients);
     if key.is_none() && !server.address().ip().is_loopback() {
         bail!(
             "to listen on {} the router needs a key, because others can reach it there: set {KEY}, or listen on 127.0.0.1",

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail the test")]
 
+mod bodies;
 mod budget;
 mod figures;
 mod hostile;

@@ -56,7 +56,7 @@ fn new_folder() -> Arc<TempDir> {
 
 pub(crate) struct Supervisor {
     pub(crate) dir: Arc<TempDir>,
-    child: Child,
+    pub(crate) child: Child,
     output: Arc<Written>,
     pub(crate) address: String,
 }

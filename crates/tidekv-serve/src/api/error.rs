@@ -12,13 +12,14 @@
 //! | 409    | `conflict_error`        | `busy`                                     | asleep while requests run                 |
 //! | 429    | `rate_limit_error`      | `queue_full`                               | too many wait; `Retry-After` says when    |
 //! | 500    | `server_error`          | `engine_failed`                            | our fault                                 |
-//! | 503    | `service_unavailable`   | `model_asleep`, `shutting_down`, `kv_cache_too_small`, `memory_unavailable`, `device_lost` | later, or elsewhere |
+//! | 503    | `service_unavailable`   | `too_many_bodies`, `model_asleep`, `shutting_down`, `kv_cache_too_small`, `memory_unavailable`, `device_lost` | later, or elsewhere |
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use crate::body_budget::BodyError;
 use crate::handle::{GenerateError, SleepError, SubmitError};
 use crate::tokenizer::TokenizerError;
 
@@ -83,6 +84,13 @@ impl IntoResponse for ApiError {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
+    }
+}
+
+impl From<BodyError> for ApiError {
+    fn from(error: BodyError) -> Self {
+        let (status, code) = error.status_and_code();
+        Self::new(status, code, error.to_string())
     }
 }
 

@@ -36,7 +36,7 @@ use axum::http::{Method, StatusCode, Uri};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 
-use crate::connections::SlowBody;
+use crate::body_budget::BodyError;
 use crate::handle::{Engine, ModelInfo};
 use crate::tokenizer::Tokenizer;
 use error::ApiError;
@@ -148,7 +148,7 @@ pub fn router(service: Arc<Service>, reach: Reach) -> Router {
         .route("/is_sleeping", get(operate::is_sleeping))
         .fallback(no_such_page)
         .method_not_allowed_fallback(wrong_method)
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .layer(DefaultBodyLimit::disable())
         .layer(Extension(reach))
         .with_state(service)
 }
@@ -166,16 +166,11 @@ async fn wrong_method(method: Method, uri: Uri) -> ApiError {
 
 /// The body of a request, or why it did not arrive.
 fn whole_body(body: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
-    body.map_err(|error| match error.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => {
-            let message = format!("the request is larger than {} MiB: send less at once", MAX_BODY_BYTES >> 20);
-            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+    body.map_err(|error| match BodyError::behind(&error) {
+        Some(reason) => reason.into(),
+        None => {
+            ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", format!("the body did not arrive whole: {error}"))
         }
-        _ if SlowBody::is_behind(&error) => {
-            let message = "the request's body took too long: send it faster, or less at once";
-            ApiError::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
-        }
-        _ => ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", format!("the body did not arrive whole: {error}")),
     })
 }
 

@@ -11,13 +11,14 @@
 //! | 422    | `invalid_value`                             | a limit or share that cannot be                             |
 //! | 429    | `queue_full`                                | `Retry-After` says when to come back                        |
 //! | 502    | `engine_gone`, `engine_restarting`, `engine_failed`, `wake_failed` | the engine died or does not wake up  |
-//! | 503    | `model_starting`, `model_asleep`            | `Retry-After`, or wake it up                                |
+//! | 503    | `model_starting`, `model_asleep`, `too_many_bodies` | `Retry-After`, or wake it up                        |
 //! | 504    | `deadline_exceeded`                         | no answer within `request_timeout_seconds`                  |
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use crate::api::error::ApiError;
+use crate::body_budget::BodyError;
 
 /// A refusal of the router's own.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -28,10 +29,8 @@ pub(crate) enum Refusal {
     MissingModel { known: String },
     #[error("there is no model {asked:?} here: ask for one of {known}, or for \"default\"")]
     UnknownModel { asked: String, known: String },
-    #[error("the body of the request did not arrive in time: send it faster, or less at once")]
-    SlowBody,
-    #[error("the request is larger than {max_mib} MiB: send less at once")]
-    TooLarge { max_mib: usize },
+    #[error(transparent)]
+    Body(BodyError),
     #[error(
         "{model} answers {running} requests and {waiting} wait: come back later, or raise max_concurrency or max_queue"
     )]
@@ -58,8 +57,7 @@ impl Refusal {
             Self::InvalidJson { .. } => (StatusCode::BAD_REQUEST, "invalid_json"),
             Self::MissingModel { .. } => (StatusCode::BAD_REQUEST, "missing_model"),
             Self::UnknownModel { .. } => (StatusCode::NOT_FOUND, "model_not_found"),
-            Self::SlowBody => (StatusCode::REQUEST_TIMEOUT, "request_timeout"),
-            Self::TooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, "request_too_large"),
+            Self::Body(error) => error.status_and_code(),
             Self::QueueFull { .. } => (StatusCode::TOO_MANY_REQUESTS, "queue_full"),
             Self::Starting { .. } => (StatusCode::SERVICE_UNAVAILABLE, "model_starting"),
             Self::Restarting { .. } => (StatusCode::BAD_GATEWAY, "engine_restarting"),

@@ -43,6 +43,7 @@ use tokio::sync::{broadcast, watch};
 pub use desk::{Desk, DeskError, DeskView, DeviceSight, PoolSight, ShareTerms};
 pub use door::{Door, Key};
 pub use model::{EngineKind, Instance, Life, Model, ModelSpec};
+pub use relay::MAX_BODY_BYTES;
 pub use rest::SleepSettings;
 pub use slo::SloTarget;
 
@@ -317,7 +318,7 @@ async fn serve(
         let _ = told.wait_for(Option::is_some).await;
         closing.closing.send_replace(true);
     };
-    let serving = connections::serve(listener, pages(gateway), limits, stop);
+    let serving = connections::serve(listener, pages(gateway), limits, relay::MAX_BODY_BYTES, stop);
     let time_is_up = async {
         let drain = stopped.wait_for(Option::is_some).await.ok().and_then(|drain| *drain);
         tokio::time::sleep(drain.unwrap_or_default()).await;

@@ -20,7 +20,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Uri, Version, header};
 use axum::response::IntoResponse;
 use http_body::{Frame, SizeHint};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::{BodyExt, Collected};
 use hyper::body::Incoming;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -29,10 +29,11 @@ use tokio::time::Sleep;
 use super::Gateway;
 use super::error::Refusal;
 use super::model::{EngineKind, Pass};
-use crate::connections::SlowBody;
+use super::upstream::Parts;
+use crate::body_budget::BodyError;
 
 /// A request may be so large: pictures in it are large too.
-pub(crate) const MAX_BODY_BYTES: usize = 64 << 20;
+pub const MAX_BODY_BYTES: usize = 64 << 20;
 
 /// A refusal that says that the engine sleeps is shorter.
 const LOOKED_AT_BYTES: u64 = 4 << 10;
@@ -83,7 +84,7 @@ async fn pass_on(
     let deadline = Instant::now() + gateway.settings.request_timeout;
     let body = match tokio::time::timeout_at(deadline.into(), whole(body)).await {
         Ok(body) => body?,
-        Err(_) => return Err(Refusal::SlowBody),
+        Err(_) => return Err(Refusal::Body(BodyError::TooSlow)),
     };
     let head: Head<'_> =
         serde_json::from_slice(&body).map_err(|error| Refusal::InvalidJson { reason: error.to_string() })?;
@@ -95,7 +96,7 @@ async fn pass_on(
     let served = &model.spec().served_name;
     let body = match head.model {
         Some(raw) if asked != *served => renamed(&body, raw, served),
-        _ => body.clone(),
+        _ => Parts::from(body.clone()),
     };
 
     let (sleep, wake) = (&gateway.settings.sleep, |errand| gateway.wake_in_background(&model, errand));
@@ -144,21 +145,20 @@ fn says_asleep(body: &[u8]) -> bool {
 }
 
 async fn whole(body: Body) -> Result<Bytes, Refusal> {
-    match Limited::new(body, MAX_BODY_BYTES).collect().await {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(Refusal::TooLarge { max_mib: MAX_BODY_BYTES >> 20 }),
-        Err(error) if SlowBody::is_behind(error.as_ref()) => Err(Refusal::SlowBody),
-        Err(error) => Err(Refusal::InvalidJson { reason: error.to_string() }),
-    }
+    // It comes in one piece, which the budget knows of until it was sent.
+    body.collect().await.map(Collected::to_bytes).map_err(|error| match BodyError::behind(&error) {
+        Some(reason) => Refusal::Body(reason),
+        None => Refusal::InvalidJson { reason: error.to_string() },
+    })
 }
 
-/// The body with another model in it and every other byte as it was.
-fn renamed(body: &Bytes, model: &RawValue, name: &str) -> Bytes {
+/// The body with another model in it and every other byte as it was, and where it was.
+fn renamed(body: &Bytes, model: &RawValue, name: &str) -> Parts {
     // The raw value is a part of the body, so where it lies is a difference of addresses.
     let start = model.get().as_ptr().addr() - body.as_ptr().addr();
     let end = start + model.get().len();
     let name = serde_json::Value::from(name).to_string();
-    [&body[..start], name.as_bytes(), &body[end..]].concat().into()
+    Parts([body.slice(..start), name.into(), body.slice(end..)])
 }
 
 /// Takes off what concerns one connection alone.
@@ -310,7 +310,7 @@ mod tests {
     fn rename(body: &str, name: &str) -> String {
         let body = Bytes::copy_from_slice(body.as_bytes());
         let head: Head<'_> = serde_json::from_slice(&body).unwrap();
-        String::from_utf8(renamed(&body, head.model.unwrap(), name).to_vec()).unwrap()
+        String::from_utf8(renamed(&body, head.model.unwrap(), name).0.concat()).unwrap()
     }
 
     #[test]

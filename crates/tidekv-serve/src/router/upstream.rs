@@ -3,11 +3,15 @@
 //! A request goes out once. It is sent again only where no byte of it can have reached the engine: the connection could not be
 //! made, or one that was kept turned out to be closed before it was used (the client below does that itself).
 
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::{HeaderMap, Method, Request, Response, StatusCode, Uri, header};
-use http_body_util::{BodyExt, Collected, Full, Limited};
+use http_body::{Frame, SizeHint};
+use http_body_util::{BodyExt, Collected, Limited};
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -27,10 +31,38 @@ pub(crate) const HEALTH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Weights may be read from a disk again.
 const REST_TIMEOUT: Duration = Duration::from_secs(600);
 
+/// The body of a request: parts of what the client sent, which are not copied, with a name of ours between them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Parts(pub(crate) [Bytes; 3]);
+
+impl From<Bytes> for Parts {
+    fn from(whole: Bytes) -> Self {
+        Self([whole, Bytes::new(), Bytes::new()])
+    }
+}
+
+impl http_body::Body for Parts {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let next = self.0.iter_mut().find(|part| !part.is_empty());
+        Poll::Ready(next.map(|part| Ok(Frame::data(std::mem::take(part)))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.iter().all(Bytes::is_empty)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.0.iter().map(|part| part.len() as u64).sum())
+    }
+}
+
 /// Calls engines. Clones share the connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Upstream {
-    client: Client<HttpConnector, Full<Bytes>>,
+    client: Client<HttpConnector, Parts>,
 }
 
 /// Why there is no answer.
@@ -61,7 +93,7 @@ impl Upstream {
         address: &str,
         path_and_query: &str,
         headers: &HeaderMap,
-        body: &Bytes,
+        body: &Parts,
     ) -> Result<Response<Incoming>, NoAnswer> {
         let uri: Uri = format!("http://{address}{path_and_query}")
             .parse()
@@ -69,7 +101,7 @@ impl Upstream {
         let mut tries = 2;
         loop {
             tries -= 1;
-            let mut request = Request::new(Full::new(body.clone()));
+            let mut request = Request::new(body.clone());
             *request.method_mut() = method.clone();
             *request.uri_mut() = uri.clone();
             *request.headers_mut() = headers.clone();
@@ -95,7 +127,7 @@ impl Upstream {
         let body = if body.is_null() { Bytes::new() } else { Bytes::from(body.to_string()) };
         let answer = async {
             let response =
-                self.send(&method, address, path, &headers, &body).await.map_err(|error| error.to_string())?;
+                self.send(&method, address, path, &headers, &body.into()).await.map_err(|error| error.to_string())?;
             let status = response.status();
             let body = Limited::new(response.into_body(), OWN_ANSWER_BYTES).collect().await;
             let body = body.map(Collected::to_bytes).unwrap_or_default();

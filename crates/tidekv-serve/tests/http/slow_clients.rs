@@ -21,7 +21,7 @@ const SHORT: Duration = Duration::from_millis(300);
 
 /// One place, and patience that is never over, but for what a test changes.
 fn one_place() -> ConnectionLimits {
-    ConnectionLimits { places: 1, head: PATIENCE, body: PATIENCE, stalled: PATIENCE }
+    ConnectionLimits { places: 1, head: PATIENCE, body: PATIENCE, stalled: PATIENCE, ..ConnectionLimits::default() }
 }
 
 fn connect(server: &Running) -> TcpStream {

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use tidekv_core::geometry::ChunkChoice;
+use tidekv_core::units::Bytes;
 use tidekv_pool::max_cached_tokens;
+use tidekv_serve::api::MAX_BODY_BYTES;
 use tidekv_serve::config::{EngineConfig, KvBudget, KvChoice};
 use tidekv_serve::connections::ConnectionLimits;
 use tidekv_shm::{PoolName, RuntimeDir};
@@ -75,9 +77,19 @@ impl ServeRequest {
         let drain = parse_duration(&cli.drain).with_context(|| format!("--drain {}", cli.drain))?;
         let name = cli.served_model_name.clone().unwrap_or(written);
         let places = usize::try_from(cli.max_connections).unwrap_or(usize::MAX);
-        let clients = ConnectionLimits { places, ..ConnectionLimits::default() };
+        let body_budget_bytes = body_budget(&cli.body_budget)?;
+        let clients = ConnectionLimits { places, body_budget_bytes, ..ConnectionLimits::default() };
         Ok(Self { host: cli.host.clone(), port: cli.port, name, drain, clients, engine })
     }
+}
+
+/// Bytes of bodies: one that is as long as may be has a place.
+fn body_budget(text: &str) -> anyhow::Result<usize> {
+    let Bytes(bytes) = text.parse().context("--body-budget is not a size")?;
+    if bytes < MAX_BODY_BYTES as u64 {
+        bail!("--body-budget {text} is less than one body may have: give at least {}M", MAX_BODY_BYTES >> 20);
+    }
+    Ok(usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
 /// `kvserve MODEL`, `kvserve serve MODEL`, `kvserve --model MODEL`, or none of them.
@@ -199,6 +211,8 @@ mod tests {
                 "500ms",
                 "--max-connections",
                 "7",
+                "--body-budget",
+                "64M",
             ],
             &[
                 ("KVCACHED_IPC_NAME", "my pool"),
@@ -214,6 +228,7 @@ mod tests {
         assert_eq!((engine.pool_name.as_str(), engine.chunk), ("my-pool", ChunkChoice::Bytes(Bytes::mib(2))));
         assert_eq!(engine.reserve, tidekv_pool::ReservePolicy::Fixed { min: 1, max: 10 });
         assert_eq!((request.drain, request.clients.places), (Duration::from_millis(500), 7));
+        assert_eq!(request.clients.body_budget_bytes, 64 << 20);
     }
 
     #[test]
@@ -237,6 +252,7 @@ mod tests {
             (&["--backend", "tpu"], &[], "cpu, cuda or auto"),
             (&["--drain", "soon"], &[], "--drain soon"),
             (&["--port", "70000"], &[], "70000"),
+            (&["--body-budget", "15M"], &[], "at least 16M"),
             (&["--block-size", "0"], &[], "0 is not in 1.."),
             (&[], &[("KVCACHED_HOST_BUDGET", "x")], "KVCACHED_HOST_BUDGET"),
             (&[], &[("KVCACHED_MAX_CACHED_TOKENS", "x")], "KVCACHED_MAX_CACHED_TOKENS"),

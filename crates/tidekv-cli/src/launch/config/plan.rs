@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_saphyr::{Location, Spanned};
+use tidekv_core::size::SizeError;
 use tidekv_core::units::Bytes;
-use tidekv_serve::router::{EngineKind, ModelSpec, SleepSettings, SloTarget};
+use tidekv_serve::connections::DEFAULT_BODY_BUDGET_BYTES;
+use tidekv_serve::router::{EngineKind, MAX_BODY_BYTES, ModelSpec, SleepSettings, SloTarget};
 use tidekv_shm::PoolName;
 
 use super::error::Problem;
@@ -36,6 +38,8 @@ pub(crate) struct RouterPlan {
     pub(crate) request_timeout: Duration,
     pub(crate) stream_timeout: Duration,
     pub(crate) drain: Duration,
+    /// What the bodies of requests may hold until an engine has them.
+    pub(crate) body_budget_bytes: usize,
 }
 
 /// An instance to be started.
@@ -108,6 +112,7 @@ pub(super) fn check(file: yaml::File, folder: &Path) -> Result<Plan, Problem> {
             .unwrap_or(REQUEST_TIMEOUT),
         stream_timeout: positive(written.stream_timeout_seconds, "stream_timeout_seconds")?.unwrap_or(REQUEST_TIMEOUT),
         drain: seconds(written.drain_seconds, "drain_seconds")?.unwrap_or(DRAIN),
+        body_budget_bytes: body_budget(written.body_budget)?,
     };
     let sleep = sleep(file.sleep_manager.unwrap_or_default())?;
     let mut instances: Vec<InstancePlan> = Vec::new();
@@ -131,6 +136,20 @@ pub(super) fn check(file: yaml::File, folder: &Path) -> Result<Plan, Problem> {
         instances,
         warnings,
     })
+}
+
+/// Bytes of bodies: one that is as long as may be has a place.
+fn body_budget(written: Option<Spanned<String>>) -> Result<usize, Problem> {
+    let Some(Spanned { value, referenced, .. }) = written else { return Ok(DEFAULT_BODY_BUDGET_BYTES) };
+    let wrong = |text: String| Problem::at(referenced, "body_budget", text);
+    let Bytes(bytes) = value.parse().map_err(|error: SizeError| wrong(error.to_string()))?;
+    if bytes < MAX_BODY_BYTES as u64 {
+        return Err(wrong(format!(
+            "expected at least {}M, which one body may have, found {value}",
+            MAX_BODY_BYTES >> 20
+        )));
+    }
+    Ok(usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
 struct Limits {

@@ -138,6 +138,7 @@ fn problems_have_a_line_a_key_and_what_is_expected() {
         ("instances: []\n".to_owned(), "instances: there is none"),
         ("instances:\n  - model: m\n    engine: vlm\n".to_owned(), "3:13 engine: \"vlm\" is none of"),
         (format!("{instance}    engine_env: [NOPE]\n"), "expected NAME=VALUE"),
+        (format!("router: {{body_budget: 1M}}\n{instance}"), "body_budget: expected at least 64M"),
         (format!("{instance}    max_concurrency: 0\n"), "4:22 max_concurrency: expected 1 or more"),
         (format!("{instance}    slo: {{ttft_ms: 0}}\n"), "ttft_ms: expected milliseconds above 0"),
         (format!("{instance}    using_venv: true\n"), "venv_path: using_venv needs"),

@@ -34,6 +34,8 @@ pub(super) struct Router {
     pub(super) drain_seconds: Option<Spanned<f64>>,
     pub(super) max_concurrency: Option<Spanned<usize>>,
     pub(super) max_queue: Option<usize>,
+    /// A size, as text.
+    pub(super) body_budget: Option<Spanned<String>>,
 }
 
 #[derive(Debug, Default, serde::Deserialize)]
