@@ -9,7 +9,7 @@ use tidekv_core::units::Bytes;
 use tidekv_shm::arena::ArenaName;
 use tidekv_shm::{DeviceName, RuntimeDir, UNLIMITED};
 
-use crate::cli::{ArenaCommand, BudgetArgs, Cli, Command, Program, ShareArgs, Shell, TopArgs, WaitArgs};
+use crate::cli::{AccessArgs, ArenaCommand, BudgetArgs, Cli, Command, Program, ShareArgs, Shell, TopArgs, WaitArgs};
 use crate::text::{Percent, nearest, parse_duration};
 
 /// What to do, and in which folder.
@@ -158,6 +158,8 @@ pub struct UpRequest {
     pub host: Option<String>,
     /// Instead of what it says.
     pub port: Option<u16>,
+    /// Who may ask the router.
+    pub access: AccessArgs,
 }
 
 /// Which budgets to show, or which to set.
@@ -375,6 +377,7 @@ impl Request {
                 check: args.check,
                 host: args.host.clone(),
                 port: args.port,
+                access: args.access.clone(),
             }),
             Command::Ps(args) => Action::Ps { json: args.json },
             Command::Down(args) => Action::Down { wait: parse_duration(&args.wait).context("--wait")? },

@@ -6,6 +6,7 @@
 //!             SSE     ids to text    seam      which blocks, which token
 //!
 //!   server     the address, and draining when told to stop
+//!   access     who may ask: names, sites, the key; pages: the routes behind that check
 //!   connections how many clients, and how slow they may be; body_budget what their requests may hold
 //!   api        pages, requests, answers, metrics
 //!   handle     what the two sides say to each other; neither knows more of the other
@@ -22,6 +23,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod access;
 pub mod api;
 mod body_budget;
 #[expect(unsafe_code, reason = "block ids become memory there, and nowhere else")]
@@ -31,7 +33,7 @@ pub mod connections;
 pub mod engine;
 pub mod handle;
 pub mod model;
-mod origin;
+pub mod pages;
 pub mod router;
 pub mod server;
 pub mod tokenizer;

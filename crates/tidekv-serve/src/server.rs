@@ -15,7 +15,8 @@ use std::time::Duration;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{Semaphore, oneshot, watch};
 
-use crate::api::{self, Reach, Service};
+use crate::access::Access;
+use crate::api::{self, Service};
 use crate::connections::{self, ConnectionLimits};
 
 /// How long a client may take for the end of its answer once the engine has ended.
@@ -61,6 +62,14 @@ pub enum ServeError {
         #[source]
         source: io::Error,
     },
+    /// Others could ask it.
+    #[error(
+        "to listen on {host} a key is needed, because others can reach it there: give --api-key-file FILE, set VLLM_API_KEY (kvserve) or KVCACHED_WEB_API_KEY (kvctl up), or listen on 127.0.0.1"
+    )]
+    NoKey {
+        /// As given.
+        host: String,
+    },
     /// No threads, or no more files.
     #[error("the server could not be started")]
     Start(#[source] io::Error),
@@ -72,6 +81,7 @@ pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
     limits: ConnectionLimits,
+    access: Access,
 }
 
 /// Tells a running server to stop, once.
@@ -100,8 +110,8 @@ impl Server {
     /// Takes the address; port 0 for any free one.
     ///
     /// # Errors
-    /// [`ServeError::PortTaken`] and the like; nothing is listened on.
-    pub fn bind(host: &str, port: u16) -> Result<Self, ServeError> {
+    /// [`ServeError::PortTaken`], [`ServeError::NoKey`] and the like; nothing is listened on.
+    pub fn bind(host: &str, port: u16, access: Access) -> Result<Self, ServeError> {
         let unknown = |source| ServeError::Host { host: host.to_owned(), source };
         let addresses: Vec<_> = (host, port).to_socket_addrs().map_err(unknown)?.collect();
         let listener = TcpListener::bind(addresses.as_slice()).map_err(|source| match source.kind() {
@@ -111,7 +121,8 @@ impl Server {
         // A thousand clients that come at once are not told to come back a second later.
         rustix::net::listen(&listener, BACKLOG).map_err(|error| ServeError::Start(error.into()))?;
         let address = listener.local_addr().map_err(ServeError::Start)?;
-        Ok(Self { listener, address, limits: ConnectionLimits::default() })
+        let access = access.listening_on(host, address).ok_or_else(|| ServeError::NoKey { host: host.to_owned() })?;
+        Ok(Self { listener, address, limits: ConnectionLimits::default(), access })
     }
 
     /// The same with other limits for its clients.
@@ -125,13 +136,13 @@ impl Server {
         self.address
     }
 
-    /// The listener, for a runtime that runs, and what its clients may take: no more places than there are open files.
-    pub(crate) fn listen(self) -> Result<(tokio::net::TcpListener, ConnectionLimits), ServeError> {
+    /// The listener, for a runtime that runs, what its clients may take (no more places than there are open files), and who may ask.
+    pub(crate) fn listen(self) -> Result<(tokio::net::TcpListener, ConnectionLimits, Access), ServeError> {
         let for_clients = usize::try_from(raise_open_files().saturating_sub(OTHER_FILES)).unwrap_or(usize::MAX);
         let places = self.limits.places.min(for_clients).clamp(1, Semaphore::MAX_PERMITS);
         self.listener.set_nonblocking(true).map_err(ServeError::Start)?;
         let listener = tokio::net::TcpListener::from_std(self.listener).map_err(ServeError::Start)?;
-        Ok((listener, ConnectionLimits { places, ..self.limits }))
+        Ok((listener, ConnectionLimits { places, ..self.limits }, self.access))
     }
 
     /// Serves until stopped, then drains: requests have so long to end.
@@ -149,8 +160,7 @@ impl Server {
     }
 
     async fn serve(self, service: Arc<Service>, stopped: Stopped, drain: Duration) -> Result<(), ServeError> {
-        let reach = Reach { is_public: !self.address.ip().is_loopback() };
-        let (listener, limits) = self.listen()?;
+        let (listener, limits, access) = self.listen()?;
         let engine = Arc::clone(service.engine());
         let (drained, was_drained) = watch::channel(false);
         let mut engine_ended = was_drained.clone();
@@ -163,7 +173,7 @@ impl Server {
                 drained.send_replace(true);
             });
         };
-        let serving = connections::serve(listener, api::router(service, reach), limits, api::MAX_BODY_BYTES, stop);
+        let serving = connections::serve(listener, api::router(service, access), limits, api::MAX_BODY_BYTES, stop);
         let engine_and_grace = async {
             // An error means that draining itself failed: then nothing keeps the connections either.
             let _ = engine_ended.wait_for(|&ended| ended).await;

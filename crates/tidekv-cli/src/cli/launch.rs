@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
 
+use super::AccessArgs;
+
 /// `kvctl up`
 #[derive(Args, Debug)]
 #[command(after_help = "\
@@ -35,6 +37,10 @@ pub struct UpArgs {
     /// Port of the router, instead of router_port; 0 for any free one, which is printed
     #[arg(long, value_name = "PORT")]
     pub port: Option<u16>,
+
+    /// Who may ask.
+    #[command(flatten)]
+    pub access: AccessArgs,
 }
 
 /// `kvctl ps`

@@ -10,8 +10,10 @@
 //!   generate   completions, man, names
 //!   launch     up, ps, down, logs
 //!   serve      kvserve
+//!   access     who may ask a server: of up and of kvserve
 //! ```
 
+mod access;
 mod arena;
 mod budget;
 mod explain;
@@ -26,6 +28,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, Parser, Subcommand, ValueHint};
 
+pub use access::AccessArgs;
 pub use arena::{ArenaArgs, ArenaCommand};
 pub use budget::BudgetArgs;
 pub use explain::{DoctorArgs, EventsArgs};

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Parser, ValueHint};
 
+use super::AccessArgs;
+
 const EXAMPLES: &str = "\
 Examples:
   kvserve                                     # synthetic:tiny on 127.0.0.1:8000: no download, no GPU
@@ -17,9 +19,10 @@ Examples:
 A MODEL is synthetic:tiny or synthetic:small (with :SEED; on a GPU also qwen-0.5b, llama-1b and llama-8b), a folder with
 config.json, *.safetensors and tokenizer.json, or a Hugging Face id that was downloaded before (HF_HOME, HF_HUB_CACHE).
 ENABLE_KVCACHED=false without --kv holds the whole budget from the start. KVCACHED_HOST_BUDGET, KVCACHED_GPU_UTILIZATION,
-KVCACHED_IPC_NAME, KVCACHED_MAX_CACHED_TOKENS, KVCACHED_PAGE_SIZE_MB and the variables of the reserve mean what they mean elsewhere. SIGTERM
+KVCACHED_IPC_NAME, KVCACHED_MAX_CACHED_TOKENS, KVCACHED_PAGE_SIZE_MB and the variables of the reserve mean what they mean elsewhere. VLLM_API_KEY is the key
+where --api-key-file names none. SIGTERM
 and Ctrl-C let running requests end; a second one ends at once. Sizes are 1024-based: 512M, 1.5G.
-Exit status: 0 told to stop and drained, 2 error: port taken, model not found or incomplete.";
+Exit status: 0 told to stop and drained, 2 error: port taken, no key, model not found or incomplete.";
 
 /// Serve a model with an OpenAI-compatible API, its KV cache in an elastic pool
 #[derive(Debug, Parser)]
@@ -40,6 +43,10 @@ pub struct ServeCli {
     /// Port to listen on; 0 for any free one, which is printed
     #[arg(long, value_name = "PORT", default_value_t = 8000)]
     pub port: u16,
+
+    /// Who may ask.
+    #[command(flatten)]
+    pub access: AccessArgs,
 
     /// The model's name for clients [default: MODEL as written]
     #[arg(long, value_name = "NAME")]

@@ -1,5 +1,7 @@
 //! The deeds, one module each. They get a checked [`Request`] and say how it ended; only they change anything.
 
+#[cfg(feature = "serve")]
+mod access;
 mod arena;
 pub(crate) mod budget;
 mod delete;

@@ -20,10 +20,11 @@ use anyhow::{Context, bail};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tidekv_serve::connections::ConnectionLimits;
-use tidekv_serve::router::{self, Decisions, Door, Gateway, Key, Life, Model, Settings, StopRouter};
+use tidekv_serve::router::{self, Decisions, Gateway, Life, Model, Settings, StopRouter};
 use tidekv_serve::server::{ServeError, Server};
 use tidekv_shm::{PoolName, RuntimeDir, segment};
 
+use crate::command::access::access;
 use crate::console::{Colour, Console};
 use crate::exit::Outcome;
 use crate::launch::config::{self, Plan, Program};
@@ -58,11 +59,14 @@ pub(super) fn run(dir: &RuntimeDir, request: &UpRequest, console: &mut Console) 
     }
     let programs = programs(&plan)?;
     let renamed = name_pools(&mut plan, dir)?;
-    let key = std::env::var(KEY).ok().as_deref().and_then(Key::new);
-    let server = if plan.router.is_enabled { Some(bind(&plan, key.as_ref())?) } else { None };
+    let (hosts, origins) = (plan.router.allowed_hosts.clone(), plan.router.allowed_origins.clone());
+    let access = access(&request.access, KEY, |name| std::env::var(name).ok(), hosts, origins)?;
+    let clients = ConnectionLimits { body_budget_bytes: plan.router.body_budget_bytes, ..ConnectionLimits::default() };
+    let bind = || Server::bind(&plan.router.host, plan.router.port, access).map(|server| server.with_limits(clients));
+    let server = plan.router.is_enabled.then(bind).transpose()?;
     let orders = Orders::catch().context("signals cannot be caught")?;
     let own = OwnHouse::build(dir)?;
-    let up = Up::start(dir, &plan, programs, request.config.clone(), server, key, own, console)?;
+    let up = Up::start(dir, &plan, programs, request.config.clone(), server, own, console)?;
     for told in renamed {
         up.show_one(told, console);
     }
@@ -121,18 +125,6 @@ fn programs(plan: &Plan) -> anyhow::Result<Vec<PathBuf>> {
     plan.instances.iter().map(|one| find(&one.program)).collect()
 }
 
-fn bind(plan: &Plan, key: Option<&Key>) -> anyhow::Result<Server> {
-    let clients = ConnectionLimits { body_budget_bytes: plan.router.body_budget_bytes, ..ConnectionLimits::default() };
-    let server = Server::bind(&plan.router.host, plan.router.port)?.with_limits(clients);
-    if key.is_none() && !server.address().ip().is_loopback() {
-        bail!(
-            "to listen on {} the router needs a key, because others can reach it there: set {KEY}, or listen on 127.0.0.1",
-            plan.router.host
-        );
-    }
-    Ok(server)
-}
-
 /// A screen that cannot be written (a full disk, a terminal that is gone) is no reason to stop serving, nor to stop without order.
 fn say(console: &mut Console, what: impl fmt::Display) {
     let _ = console.line(what);
@@ -183,7 +175,6 @@ impl Up {
         programs: Vec<PathBuf>,
         config: Option<PathBuf>,
         server: Option<Server>,
-        key: Option<Key>,
         own: OwnHouse,
         console: &mut Console,
     ) -> anyhow::Result<Self> {
@@ -196,7 +187,6 @@ impl Up {
             stream_timeout: plan.router.stream_timeout,
             sleep: plan.sleep,
             slo_interval: plan.slo_interval,
-            door: Door { key, is_public: address.is_some_and(|address| !address.ip().is_loopback()) },
         };
         let gateway = Arc::new(Gateway::new(settings, models.clone(), Arc::new(PoolDesk::new(dir.clone()))));
         let decisions = gateway.watch_decisions();

@@ -203,8 +203,11 @@ impl Keeper {
         let mut command = Command::new(&self.program);
         command.args(&self.plan.args);
         command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
-        // The router's key is the router's.
+        // The router's key is the router's. An engine of ours that had one of its own would refuse the router.
         command.env_remove("KVCACHED_WEB_API_KEY");
+        if self.plan.spec.engine == EngineKind::Kvserve {
+            command.env_remove("VLLM_API_KEY");
+        }
         command
             .env("KVCACHED_RUNTIME_DIR", self.dir.path())
             .env(MARK, &self.id)

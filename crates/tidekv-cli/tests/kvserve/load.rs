@@ -49,7 +49,7 @@ async fn ask(address: String, client: usize, tokens: usize, until: Instant) -> u
         let request = request.to_string();
         let mut socket = TcpStream::connect(&address).await.unwrap();
         let head = format!(
-            "POST /v1/completions HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
             request.len()
         );
         socket.write_all((head + &request).as_bytes()).await.unwrap();

@@ -24,10 +24,11 @@ fn program(name: &str, built: &str) -> PathBuf {
 pub(crate) fn kvserve(dir: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(program("kvserve", env!("CARGO_BIN_EXE_kvserve")));
     for (name, _) in std::env::vars_os() {
-        if name
-            .to_str()
-            .is_some_and(|name| name.starts_with("KVCACHED_") || name.starts_with("HF_") || name == "ENABLE_KVCACHED")
-        {
+        if name.to_str().is_some_and(|name| {
+            name.starts_with("KVCACHED_")
+                || name.starts_with("HF_")
+                || ["ENABLE_KVCACHED", "VLLM_API_KEY"].contains(&name)
+        }) {
             command.env_remove(name);
         }
     }
@@ -167,12 +168,15 @@ impl Drop for Server {
 
 /// A request on a connection of its own, sent; to a server that may be gone.
 pub(crate) fn open(address: &str, method: &str, path: &str, body: &str) -> io::Result<TcpStream> {
+    open_with(address, method, path, &format!("host: {address}\r\n"), body)
+}
+
+/// The same with these lines in its head.
+pub(crate) fn open_with(address: &str, method: &str, path: &str, lines: &str, body: &str) -> io::Result<TcpStream> {
     let mut socket = TcpStream::connect(address)?;
     socket.set_read_timeout(Some(PATIENCE))?;
-    let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
-        body.len()
-    );
+    let head =
+        format!("{method} {path} HTTP/1.1\r\n{lines}connection: close\r\ncontent-length: {}\r\n\r\n", body.len());
     socket.write_all((head + body).as_bytes())?;
     Ok(socket)
 }

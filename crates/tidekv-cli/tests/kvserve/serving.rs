@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::process::{Server, answer, kvctl, kvserve};
+use crate::process::{Server, answer, kvctl, kvserve, open_with};
 
 const TEXT: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
@@ -61,6 +62,40 @@ fn the_default_model_answers_and_gives_everything_back() {
     server.signal(Signal::TERM);
     assert_eq!(server.wait().code(), Some(0));
     assert_eq!(segments(&server), Vec::<String>::new());
+}
+
+/// As vLLM has it: what costs or changes anything needs the key, and so does the list of models; probes and scrapers need none.
+#[test]
+fn the_key_is_needed_from_a_file_or_the_environment() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("key");
+    fs::write(&file, "hunter2\n").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+    let names = ["--allowed-hosts", "host.docker.internal", "--allowed-origins", "[\"https://app.example\"]"];
+    let in_file =
+        Server::start(&[&["--host", "0.0.0.0", "--api-key-file", file.to_str().unwrap()][..], &names].concat());
+    let in_variable = Server::start_with(&names, |command| {
+        command.env("VLLM_API_KEY", "hunter2");
+    });
+    let request = json!({"prompt": "Hello", "max_tokens": 2}).to_string();
+    for server in [&in_file, &in_variable] {
+        let ask = |method, path, lines: &str, body: &str| {
+            answer(open_with(&server.address, method, path, lines, body).unwrap())
+        };
+        let (key, wrong) = ("authorization: Bearer hunter2\r\n", "authorization: Bearer hunter3\r\n");
+        for (method, path) in [("POST", TEXT), ("POST", "/tokenize"), ("GET", "/v1/models"), ("POST", "/sleep")] {
+            assert_eq!(ask(method, path, "", &request).0, 401, "{path}");
+            assert_eq!(ask(method, path, wrong, &request).0, 401, "{path}");
+        }
+        for path in ["/health", "/metrics", "/version", "/is_sleeping"] {
+            assert_eq!(ask("GET", path, "", "").0, 200, "{path}");
+        }
+        for lines in ["", "host: host.docker.internal\r\n", "host: localhost\r\norigin: https://app.example\r\n"] {
+            assert_eq!(ask("POST", TEXT, &format!("{lines}{key}"), &request).0, 200, "{lines}");
+        }
+        let (status, text) = ask("POST", TEXT, &format!("host: rebound.example\r\n{key}"), &request);
+        assert!(status == 403 && text.contains("start it with --allowed-hosts rebound.example"), "{text}");
+    }
 }
 
 #[test]

@@ -37,6 +37,9 @@ fn others_can_reach_it_only_with_a_key() {
     let folder = tempfile::tempdir().unwrap();
     let (code, _, error) = run(folder.path(), &["up", "--host", "0.0.0.0", "--port", "0"]);
     assert!(code == 2 && error.contains("KVCACHED_WEB_API_KEY"), "{error}");
+    let (code, _, error) = run(folder.path(), &["up", "--api-key", "hunter2"]);
+    assert!(code == 2 && error.contains("--api-key-file FILE, or set KVCACHED_WEB_API_KEY"), "{error}");
+    assert!(!error.contains("hunter2"), "{error}");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 

@@ -104,6 +104,8 @@ fn a_sleeping_model_gives_its_memory_back_and_wakes_for_a_request() {
 fn limits_are_set_with_the_key_which_nobody_else_gets_to_see() {
     let up = Supervisor::start_with(&two_models(""), |command| {
         command.env("KVCACHED_WEB_API_KEY", "hunter2").env("KVCACHED_LOG_LEVEL", "DEBUG");
+        // It is for engines of vLLM's: one of ours that took it would refuse the router.
+        command.env("VLLM_API_KEY", "hunter3");
     });
     let pid = up.wait_until_ready("a")["pid"].as_u64().unwrap();
     let pool = up.wait_for("a", "its pool", |status| status["pool"].is_string())["pool"].as_str().unwrap().to_owned();
@@ -119,6 +121,8 @@ fn limits_are_set_with_the_key_which_nobody_else_gets_to_see() {
     assert!(shown.contains("Weight       3"), "{shown}");
     assert_eq!(up.send("POST", &share, key, "{\"floor\": \"1T\"}").0, 422);
     assert_eq!(up.send("POST", "/api/pools/..%2F..%2Fetc%2Fpasswd/limit", key, "{\"bytes\": 1}").0, 404);
+    assert_eq!(up.complete("a").0, 200);
+    assert_eq!(up.send("POST", "/action/sleep/a", key, "").0, 200);
     let environment = fs::read(format!("/proc/{pid}/environ")).unwrap();
     assert!(!String::from_utf8_lossy(&environment).contains("hunter2"), "instances have no business with it");
     assert!(!up.lines().join("\n").contains("hunter2"));

@@ -4,7 +4,8 @@
 //! | status | type                    | code                                       | when                                      |
 //! |--------|-------------------------|--------------------------------------------|-------------------------------------------|
 //! | 400    | `invalid_request_error` | `context_length_exceeded`, `invalid_value`, `unsupported_parameter`, `invalid_json` | the request is wrong |
-//! | 403    | `permission_error`      | `foreign_origin`                           | a page of another site changes nothing    |
+//! | 401    | `authentication_error`  | `wrong_key`                                | the key is missing or not the one         |
+//! | 403    | `permission_error`      | `foreign_host`, `foreign_origin`           | an unknown name, or a page of another site |
 //! | 404    | `invalid_request_error` | `model_not_found`, `unknown_url`           | there is no such model or page            |
 //! | 405    | `invalid_request_error` | `method_not_supported`                     | GET where POST is meant, or the reverse   |
 //! | 408    | `invalid_request_error` | `request_timeout`                          | the body came too slowly                  |

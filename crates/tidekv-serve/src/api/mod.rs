@@ -29,15 +29,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use axum::Router;
 use axum::body::Bytes;
 use axum::extract::DefaultBodyLimit;
 use axum::extract::rejection::BytesRejection;
-use axum::http::{Method, StatusCode, Uri};
-use axum::routing::{get, post};
-use axum::{Extension, Router};
+use axum::http::StatusCode;
 
+use crate::access::{Access, KeyRule};
 use crate::body_budget::BodyError;
 use crate::handle::{Engine, ModelInfo};
+use crate::pages::{self, Page, Route};
 use crate::tokenizer::Tokenizer;
 use error::ApiError;
 use metrics::Metrics;
@@ -123,45 +124,33 @@ impl Service {
     }
 }
 
-/// Who can connect.
-#[derive(Clone, Copy, Debug)]
-pub struct Reach {
-    /// Others than this machine too.
-    pub is_public: bool,
-}
-
 /// All pages.
-pub fn router(service: Arc<Service>, reach: Reach) -> Router {
-    Router::new()
-        .route("/v1/completions", post(generate::completions))
-        .route("/v1/chat/completions", post(generate::chat))
-        .route("/tokenize", post(generate::tokenize))
-        .route("/detokenize", post(generate::detokenize))
-        .route("/v1/models", get(operate::models))
-        .route("/v1/models/{*name}", get(operate::model))
-        .route("/health", get(operate::health))
-        .route("/ping", get(operate::health))
-        .route("/metrics", get(operate::metrics))
-        .route("/version", get(operate::version))
-        .route("/sleep", post(operate::sleep))
-        .route("/wake_up", post(operate::wake_up))
-        .route("/is_sleeping", get(operate::is_sleeping))
-        .fallback(no_such_page)
-        .method_not_allowed_fallback(wrong_method)
-        .layer(DefaultBodyLimit::disable())
-        .layer(Extension(reach))
-        .with_state(service)
+fn pages() -> Vec<Page<Arc<Service>>> {
+    vec![
+        Page::post("/v1/completions", KeyRule::IfSet, generate::completions),
+        Page::post("/v1/chat/completions", KeyRule::IfSet, generate::chat),
+        Page::post("/tokenize", KeyRule::IfSet, generate::tokenize),
+        Page::post("/detokenize", KeyRule::IfSet, generate::detokenize),
+        Page::get("/v1/models", KeyRule::IfSet, operate::models),
+        Page::get("/v1/models/{*name}", KeyRule::IfSet, operate::model),
+        Page::get("/health", KeyRule::Open, operate::health),
+        Page::get("/ping", KeyRule::Open, operate::health),
+        Page::get("/metrics", KeyRule::Open, operate::metrics),
+        Page::get("/version", KeyRule::Open, operate::version),
+        Page::post("/sleep", KeyRule::IfSet, operate::sleep),
+        Page::post("/wake_up", KeyRule::IfSet, operate::wake_up),
+        Page::get("/is_sleeping", KeyRule::Open, operate::is_sleeping),
+    ]
 }
 
-async fn no_such_page(method: Method, uri: Uri) -> ApiError {
-    let message = format!("there is no {method} {}: docs/serving.md lists the pages", uri.path());
-    ApiError::new(StatusCode::NOT_FOUND, "unknown_url", message)
+/// The routes of `kvserve`.
+pub fn routes() -> Vec<Route> {
+    pages().into_iter().map(|page| page.route).collect()
 }
 
-async fn wrong_method(method: Method, uri: Uri) -> ApiError {
-    let other = if method == Method::POST { "GET" } else { "POST" };
-    let message = format!("{} does not take {method}: use {other}", uri.path());
-    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_supported", message)
+/// All pages behind their checks.
+pub(crate) fn router(service: Arc<Service>, access: Access) -> Router {
+    pages::router(pages(), access, "docs/serving.md").layer(DefaultBodyLimit::disable()).with_state(service)
 }
 
 /// The body of a request, or why it did not arrive.

@@ -2,19 +2,18 @@
 
 use std::sync::Arc;
 
+use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
-use super::{Reach, Service, request};
+use super::{Service, request};
 use crate::handle::{Engine, Health, SleepError, SubmitError};
-use crate::origin;
 
 pub(super) async fn models(State(service): State<Arc<Service>>) -> Json<Value> {
     Json(json!({"object": "list", "data": [model_body(&service)]}))
@@ -70,12 +69,9 @@ pub(super) struct SleepQuery {
 /// The level stands in the query (vLLM) or in a JSON body (kvcached's controller); 1 without either.
 pub(super) async fn sleep(
     State(service): State<Arc<Service>>,
-    Extension(reach): Extension<Reach>,
-    headers: HeaderMap,
     query: Result<Query<SleepQuery>, QueryRejection>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, ApiError> {
-    origin::check(&headers, reach.is_public)?;
     let in_query = query.map_err(|error| ApiError::invalid("level", error.body_text()))?.level;
     let level = match in_query {
         Some(level) => level,
@@ -84,12 +80,7 @@ pub(super) async fn sleep(
     change(service, move |engine| engine.sleep(level)).await
 }
 
-pub(super) async fn wake_up(
-    State(service): State<Arc<Service>>,
-    Extension(reach): Extension<Reach>,
-    headers: HeaderMap,
-) -> Result<Json<Value>, ApiError> {
-    origin::check(&headers, reach.is_public)?;
+pub(super) async fn wake_up(State(service): State<Arc<Service>>) -> Result<Json<Value>, ApiError> {
     change(service, |engine| engine.wake_up()).await
 }
 

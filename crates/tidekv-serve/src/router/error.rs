@@ -4,7 +4,7 @@
 //! |--------|---------------------------------------------|-------------------------------------------------------------|
 //! | 400    | `invalid_json`, `missing_model`             | the body names no model                                     |
 //! | 401    | `wrong_key`                                 | the key is missing or not the one                           |
-//! | 403    | `foreign_origin`, `no_key_set`              | a page of somebody else asks; nobody may change limits here |
+//! | 403    | `foreign_host`, `foreign_origin`, `no_key_set` | an unknown name or a page of another site asks; nobody may change limits here |
 //! | 404    | `model_not_found`, `pool_not_found`         | the message lists what there is                             |
 //! | 408    | `request_timeout`                           | the body did not arrive in time                             |
 //! | 413    | `request_too_large`                         | above 64 MiB                                                |

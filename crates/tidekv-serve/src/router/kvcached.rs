@@ -12,12 +12,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
-use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -25,24 +24,27 @@ use super::Gateway;
 use super::error::Refusal;
 use super::model::{EngineKind, Model, StateWord};
 use super::rest::until_wakeable;
+use crate::access::KeyRule;
 use crate::api::error::ApiError;
+use crate::pages::Page;
 
 /// Names may have slashes in them, so they are the rest of the path.
-pub(super) fn pages() -> Router<Arc<Gateway>> {
-    Router::new()
-        .route("/health", get(health))
-        .route("/ping", get(health))
-        .route("/health/{*model}", get(model_health))
-        .route("/models", get(models))
-        .route("/models/idle", get(idle_models))
-        .route("/models/active", get(active_models))
-        .route("/get_server_info", get(server_info))
-        .route("/traffic/stats", get(traffic))
-        .route("/traffic/stats/{*model}", get(model_traffic))
-        .route("/sleep/status", get(sleep_status))
-        .route("/sleep/candidates", get(sleep_candidates))
-        .route("/action/sleep/{*model}", post(sleep))
-        .route("/action/wakeup/{*model}", post(wake_up))
+pub(super) fn pages() -> Vec<Page<Arc<Gateway>>> {
+    vec![
+        Page::get("/health", KeyRule::Open, health),
+        Page::get("/ping", KeyRule::Open, health),
+        Page::get("/health/{*model}", KeyRule::Open, model_health),
+        Page::get("/models", KeyRule::Open, models),
+        Page::get("/models/idle", KeyRule::Open, idle_models),
+        Page::get("/models/active", KeyRule::Open, active_models),
+        Page::get("/get_server_info", KeyRule::Open, server_info),
+        Page::get("/traffic/stats", KeyRule::Open, traffic),
+        Page::get("/traffic/stats/{*model}", KeyRule::Open, model_traffic),
+        Page::get("/sleep/status", KeyRule::Open, sleep_status),
+        Page::get("/sleep/candidates", KeyRule::Open, sleep_candidates),
+        Page::post("/action/sleep/{*model}", KeyRule::IfSet, sleep),
+        Page::post("/action/wakeup/{*model}", KeyRule::IfSet, wake_up),
+    ]
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -216,14 +218,14 @@ async fn sleep_candidates(State(gateway): State<Arc<Gateway>>) -> Json<Value> {
     Json(json!({"sleep_candidates": names, "candidates_count": count}))
 }
 
-async fn sleep(State(gateway): State<Arc<Gateway>>, Path(asked): Path<String>, headers: HeaderMap) -> Response {
+async fn sleep(State(gateway): State<Arc<Gateway>>, Path(asked): Path<String>) -> Response {
     let begin = |model: &Arc<Model>| model.begin_sleep();
-    act(&gateway, &asked, &headers, Order::Sleep, begin).await
+    act(&gateway, &asked, Order::Sleep, begin).await
 }
 
-async fn wake_up(State(gateway): State<Arc<Gateway>>, Path(asked): Path<String>, headers: HeaderMap) -> Response {
+async fn wake_up(State(gateway): State<Arc<Gateway>>, Path(asked): Path<String>) -> Response {
     let begin = |model: &Arc<Model>| model.begin_wake();
-    act(&gateway, &asked, &headers, Order::WakeUp, begin).await
+    act(&gateway, &asked, Order::WakeUp, begin).await
 }
 
 #[derive(Clone, Copy)]
@@ -235,13 +237,9 @@ enum Order {
 async fn act(
     gateway: &Arc<Gateway>,
     asked: &str,
-    headers: &HeaderMap,
     order: Order,
     begin: impl FnOnce(&Arc<Model>) -> Result<super::Errand, super::model::CannotRest>,
 ) -> Response {
-    if let Err(refusal) = gateway.door.check_action(headers) {
-        return refusal.into_response();
-    }
     let answer = |status: StatusCode, name: &str, message: String| {
         (status, Json(json!({"model_name": name, "success": status.is_success(), "message": message}))).into_response()
     };

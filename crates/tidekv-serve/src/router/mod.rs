@@ -6,16 +6,14 @@
 //!                                permits, queue,   that are kept
 //!                                sleep (rest)
 //!   operator ─> status, kvcached, metrics, page ──> desk ──> ledgers and segments, which somebody else knows
-//!               door: who may do what
 //!   nobody ───> caretaker ──> puts idle models to sleep (rest), shifts weights (slo)
 //! ```
 //!
-//! The router starts no process: whoever does tells each [`Model`] what has become of its instance. Decisions (`rest`, `slo`, `traffic`, `door`)
+//! The router starts no process: whoever does tells each [`Model`] what has become of its instance. Decisions (`rest`, `slo`, `traffic`)
 //! know no socket and no clock, and are tested alone.
 
 mod caretaker;
 mod desk;
-mod door;
 mod error;
 mod kvcached;
 mod metrics;
@@ -33,23 +31,20 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::Router;
-use axum::http::{Method, StatusCode, Uri};
-use axum::routing::{get, post};
 use serde::Serialize;
 use tokio::sync::broadcast::error::TryRecvError;
 use tokio::sync::{broadcast, watch};
 
 pub use desk::{Desk, DeskError, DeskView, DeviceSight, PoolSight, ShareTerms};
-pub use door::{Door, Key};
 pub use model::{EngineKind, Instance, Life, Model, ModelSpec};
 pub use relay::MAX_BODY_BYTES;
 pub use rest::SleepSettings;
 pub use slo::SloTarget;
 
+use crate::access::KeyRule;
 use crate::api::DEFAULT_MODEL;
-use crate::api::error::ApiError;
 use crate::connections;
+use crate::pages::{self, Page, Route};
 use crate::server::{ServeError, Server};
 use error::Refusal;
 use model::Errand;
@@ -71,14 +66,11 @@ pub struct Settings {
     pub sleep: SleepSettings,
     /// How often targets are looked at, where a model has one.
     pub slo_interval: Duration,
-    /// Who may do what.
-    pub door: Door,
 }
 
 /// All models and what the router does with them.
 pub struct Gateway {
     settings: Settings,
-    door: Door,
     models: Vec<Arc<Model>>,
     /// By every name that clients may use.
     names: HashMap<String, usize>,
@@ -141,7 +133,6 @@ impl Gateway {
         }
         names.entry(DEFAULT_MODEL.to_owned()).or_insert(0);
         Self {
-            door: settings.door.clone(),
             settings,
             models,
             names,
@@ -237,36 +228,26 @@ const RELAYED: [&str; 9] = [
 ];
 
 /// All pages.
-pub fn pages(gateway: Arc<Gateway>) -> Router {
-    let mut router = Router::new();
-    for path in RELAYED {
-        router = router.route(path, post(relay::relay));
-    }
-    router
-        .route("/v1/models", get(status::models))
-        .route("/v1/models/{*name}", get(status::model))
-        .route("/api/status", get(status::status))
-        .route("/api/pools", get(status::pools))
-        .route("/api/pools/{name}/limit", post(status::set_limit))
-        .route("/api/pools/{name}/share", post(status::set_share))
-        .route("/api/events", get(status::events))
-        .route("/metrics", get(metrics::metrics))
-        .merge(kvcached::pages())
-        .merge(page::pages())
-        .fallback(no_such_page)
-        .method_not_allowed_fallback(wrong_method)
-        .with_state(gateway)
+fn pages() -> Vec<Page<Arc<Gateway>>> {
+    let mut pages = vec![
+        Page::get("/v1/models", KeyRule::Open, status::models),
+        Page::get("/v1/models/{*name}", KeyRule::Open, status::model),
+        Page::get("/api/status", KeyRule::Open, status::status),
+        Page::get("/api/pools", KeyRule::Open, status::pools),
+        Page::post("/api/pools/{name}/limit", KeyRule::Required, status::set_limit),
+        Page::post("/api/pools/{name}/share", KeyRule::Required, status::set_share),
+        Page::get("/api/events", KeyRule::Open, status::events),
+        Page::get("/metrics", KeyRule::Open, metrics::metrics),
+    ];
+    pages.extend(RELAYED.map(|path| Page::post(path, KeyRule::BeyondLoopback, relay::relay)));
+    pages.extend(kvcached::pages());
+    pages.extend(page::pages());
+    pages
 }
 
-async fn no_such_page(method: Method, uri: Uri) -> ApiError {
-    let message = format!("there is no {method} {}: docs/launching.md lists the pages", uri.path());
-    ApiError::new(StatusCode::NOT_FOUND, "unknown_url", message)
-}
-
-async fn wrong_method(method: Method, uri: Uri) -> ApiError {
-    let other = if method == Method::POST { "GET" } else { "POST" };
-    let message = format!("{} does not take {method}: use {other}", uri.path());
-    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_supported", message)
+/// The routes of the router.
+pub fn routes() -> Vec<Route> {
+    pages().into_iter().map(|page| page.route).collect()
 }
 
 /// Told to stop, and by when.
@@ -309,7 +290,7 @@ async fn serve(
     gateway: Arc<Gateway>,
     mut stopped: watch::Receiver<Option<Duration>>,
 ) -> Result<(), ServeError> {
-    let (listener, limits) = server.listen()?;
+    let (listener, limits, access) = server.listen()?;
     let caretaker = tokio::spawn(caretaker::care(Arc::clone(&gateway)));
     let mut told = stopped.clone();
     let closing = Arc::clone(&gateway);
@@ -318,7 +299,8 @@ async fn serve(
         let _ = told.wait_for(Option::is_some).await;
         closing.closing.send_replace(true);
     };
-    let serving = connections::serve(listener, pages(gateway), limits, relay::MAX_BODY_BYTES, stop);
+    let all = pages::router(pages(), access, "docs/launching.md").with_state(gateway);
+    let serving = connections::serve(listener, all, limits, relay::MAX_BODY_BYTES, stop);
     let time_is_up = async {
         let drain = stopped.wait_for(Option::is_some).await.ok().and_then(|drain| *drain);
         tokio::time::sleep(drain.unwrap_or_default()).await;

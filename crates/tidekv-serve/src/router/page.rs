@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
 
 use super::Gateway;
+use crate::access::KeyRule;
+use crate::pages::Page;
 
 const POLICY: &str = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
 
@@ -26,17 +26,14 @@ const FILES: [(&str, &str, &str); 7] = [
     ("/words.js", SCRIPT, include_str!("dashboard/words.js")),
 ];
 
-pub(super) fn pages() -> Router<Arc<Gateway>> {
-    FILES
-        .into_iter()
-        .fold(Router::new(), |router, (path, kind, text)| router.route(path, get(async move || file(kind, text))))
+pub(super) fn pages() -> [Page<Arc<Gateway>>; 7] {
+    FILES.map(|(path, kind, text)| Page::get(path, KeyRule::Open, async move || file(kind, text)))
 }
 
 fn file(kind: &'static str, text: &'static str) -> Response {
-    let headers: [(HeaderName, HeaderValue); 5] = [
+    let headers: [(HeaderName, HeaderValue); 4] = [
         (header::CONTENT_TYPE, HeaderValue::from_static(kind)),
         (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY)),
-        (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
         (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
         // It belongs to this version of the program.
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),

@@ -65,9 +65,6 @@ pub(super) async fn relay(
     headers: HeaderMap,
     body: Body,
 ) -> Response<Body> {
-    if let Err(refusal) = gateway.door.check_inference(&headers) {
-        return refusal.into_response();
-    }
     match pass_on(&gateway, &method, &uri, headers, body).await {
         Ok(response) => response,
         Err(refusal) => refusal.into_response(),
@@ -106,7 +103,6 @@ async fn pass_on(
     headers.remove(header::CONTENT_LENGTH);
     // The body is here already: nobody has to ask whether to send it.
     headers.remove(header::EXPECT);
-    gateway.door.hide_key(&mut headers);
     let path = uri.path_and_query().map_or(uri.path(), |path| path.as_str());
     let gone = |reason| Refusal::EngineGone { model: model.spec().name.clone(), reason };
     let late = |_| Refusal::Deadline { model: model.spec().name.clone(), what: "the engine's answer" };

@@ -5,12 +5,12 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use futures_util::stream::{self, Stream, StreamExt};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -23,6 +23,7 @@ use super::error::Refusal;
 use super::model::{Model, StateWord};
 use super::traffic::Percentiles;
 use super::{Decided, Gateway};
+use crate::access::Access;
 use crate::api::error::ApiError;
 
 /// How often those who watch are told.
@@ -77,7 +78,7 @@ struct Status {
     devices: Vec<DeviceSight>,
 }
 
-fn status_of(gateway: &Gateway, view: DeskView) -> Status {
+fn status_of(gateway: &Gateway, access: &Access, view: DeskView) -> Status {
     let now = Instant::now();
     let one = |model: &Arc<Model>| {
         let (spec, sight) = (model.spec(), model.sight());
@@ -104,7 +105,7 @@ fn status_of(gateway: &Gateway, view: DeskView) -> Status {
     Status {
         version: env!("CARGO_PKG_VERSION"),
         uptime_s: gateway.started.elapsed().as_secs_f64(),
-        auth_required: gateway.door.key.is_some(),
+        auth_required: access.has_key(),
         models: gateway.models.iter().map(one).collect(),
         devices: view.devices,
     }
@@ -146,9 +147,12 @@ impl From<DeskError> for ApiError {
     }
 }
 
-pub(super) async fn status(State(gateway): State<Arc<Gateway>>) -> Result<Response, ApiError> {
+pub(super) async fn status(
+    State(gateway): State<Arc<Gateway>>,
+    Extension(access): Extension<Arc<Access>>,
+) -> Result<Response, ApiError> {
     let view = look(&gateway).await?;
-    Ok(Json(status_of(&gateway, view)).into_response())
+    Ok(Json(status_of(&gateway, &access, view)).into_response())
 }
 
 pub(super) async fn pools(State(gateway): State<Arc<Gateway>>) -> Result<Response, ApiError> {
@@ -187,10 +191,8 @@ fn size(text: &str) -> Result<Size, ApiError> {
 pub(super) async fn set_limit(
     State(gateway): State<Arc<Gateway>>,
     Path(name): Path<String>,
-    headers: HeaderMap,
     body: Bytes,
 ) -> Result<Json<Value>, ApiError> {
-    gateway.door.check_limits(&headers)?;
     let limit = match parsed(&body)? {
         LimitChange { bytes: Some(bytes), size: None } => Size(bytes),
         LimitChange { bytes: None, size: Some(text) } => size(&text)?,
@@ -206,10 +208,8 @@ pub(super) async fn set_limit(
 pub(super) async fn set_share(
     State(gateway): State<Arc<Gateway>>,
     Path(name): Path<String>,
-    headers: HeaderMap,
     body: Bytes,
 ) -> Result<Json<Value>, ApiError> {
-    gateway.door.check_limits(&headers)?;
     let ShareChange { weight, floor } = parsed(&body)?;
     let floor = floor.as_deref().map(size).transpose()?;
     if weight == Some(0) || (weight.is_none() && floor.is_none()) {
@@ -235,19 +235,22 @@ async fn change(
 }
 
 /// Everything, again and again, and decisions as they are taken.
-pub(super) async fn events(State(gateway): State<Arc<Gateway>>) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+pub(super) async fn events(
+    State(gateway): State<Arc<Gateway>>,
+    Extension(access): Extension<Arc<Access>>,
+) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
     let mut ticks = tokio::time::interval(EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let looks = stream::unfold((Arc::clone(&gateway), ticks), |(gateway, mut ticks)| async move {
+    let looks = stream::unfold((Arc::clone(&gateway), access, ticks), |(gateway, access, mut ticks)| async move {
         ticks.tick().await;
         let events = match look(&gateway).await {
             Ok(view) => {
                 let pools = Pools { pools: view.pools.clone() };
-                vec![event("status", &status_of(&gateway, view)), event("pools", &pools)]
+                vec![event("status", &status_of(&gateway, &access, view)), event("pools", &pools)]
             }
             Err(error) => vec![event("problem", &json!({"message": error.to_string()}))],
         };
-        Some((stream::iter(events), (gateway, ticks)))
+        Some((stream::iter(events), (gateway, access, ticks)))
     });
     let decisions = stream::unfold(gateway.decisions.subscribe(), |mut decisions| async move {
         loop {

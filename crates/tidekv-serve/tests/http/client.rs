@@ -48,7 +48,7 @@ impl Connection {
         path: &str,
         body: impl Into<Bytes>,
     ) -> hyper::Result<Response<Incoming>> {
-        let request = Request::builder().method(method).uri(path).header("host", "test");
+        let request = Request::builder().method(method).uri(path).header("host", "localhost");
         self.send_whole(request.body(Full::new(body.into())).unwrap()).await
     }
 

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde_json::json;
+use tidekv_serve::access::Access;
 use tidekv_serve::server::{ServeError, Server};
 
 use crate::client::{Connection, Events, block_on, post};
@@ -100,9 +101,11 @@ fn a_client_that_does_not_read_does_not_keep_a_stopped_server() {
 #[test]
 fn a_port_that_is_taken_is_said_so() {
     let server = Running::start();
-    let error = Server::bind("127.0.0.1", server.address.port()).unwrap_err();
+    let error = Server::bind("127.0.0.1", server.address.port(), Access::default()).unwrap_err();
     assert!(matches!(error, ServeError::PortTaken { .. }), "{error}");
     assert!(error.to_string().contains("is taken"));
-    let error = Server::bind("no such host", 0).unwrap_err();
+    let error = Server::bind("no such host", 0, Access::default()).unwrap_err();
     assert!(matches!(error, ServeError::Host { .. }), "{error}");
+    let error = Server::bind("0.0.0.0", 0, Access::default()).unwrap_err();
+    assert!(matches!(error, ServeError::NoKey { .. }) && error.to_string().contains("--api-key-file"), "{error}");
 }

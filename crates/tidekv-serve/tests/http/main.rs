@@ -11,4 +11,7 @@ mod lifecycle;
 mod load;
 mod operate;
 mod running;
+mod sites;
 mod slow_clients;
+#[path = "../support/sites.rs"]
+mod support;

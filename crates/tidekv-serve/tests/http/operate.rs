@@ -1,11 +1,9 @@
 //! The pages for operators.
 
-use http_body_util::Full;
-use hyper::Request;
 use serde_json::json;
 use tidekv_serve::handle::GenerateError;
 
-use crate::client::{Connection, block_on, get, post, send};
+use crate::client::{block_on, get, post, send};
 use crate::running::Running;
 
 #[test]
@@ -117,30 +115,6 @@ fn sleep_in_every_spelling() {
             );
         }
         assert_eq!(get(server.address, "/is_sleeping").await.good(), json!({"is_sleeping": false}));
-    });
-}
-
-/// Any page in a browser on this machine may send such requests; the browser says whose it is.
-#[test]
-fn pages_of_others_put_no_model_to_sleep() {
-    let server = Running::start();
-    let own = server.address.to_string();
-    block_on(async {
-        for (origin, host, status) in [
-            ("https://evil.example", own.as_str(), 403),
-            ("http://evil.example", "evil.example", 403),
-            ("null", &own, 403),
-            ("http://127.0.0.1:1", &own, 403),
-            (&format!("http://{own}"), &own, 200),
-        ] {
-            for path in ["/sleep?level=2", "/wake_up"] {
-                let request = Request::post(path).header("host", host).header("origin", origin);
-                let mut connection = Connection::open(server.address).await;
-                let answer = connection.send_whole(request.body(Full::default()).unwrap()).await.unwrap();
-                assert_eq!(answer.status().as_u16(), status, "{path} from {origin} to {host}");
-            }
-            assert_eq!(get(server.address, "/is_sleeping").await.good(), json!({"is_sleeping": false}));
-        }
     });
 }
 

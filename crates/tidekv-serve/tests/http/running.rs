@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use tidekv_serve::access::Access;
 use tidekv_serve::api::Service;
 use tidekv_serve::connections::ConnectionLimits;
 use tidekv_serve::handle::Engine;
@@ -22,9 +23,9 @@ pub(crate) struct Up {
 
 impl Up {
     /// Requests have so long to end when it is stopped.
-    fn start(engine: Arc<dyn Engine>, drain: Duration, limits: ConnectionLimits) -> Self {
+    fn start(bound: &str, access: Access, engine: Arc<dyn Engine>, drain: Duration, limits: ConnectionLimits) -> Self {
         let service = Service::new(engine, Arc::new(Tokenizer::bytes()), Some("org/echo".to_owned()));
-        let server = Server::bind("127.0.0.1", 0).unwrap().with_limits(limits);
+        let server = Server::bind(bound, 0, access).unwrap().with_limits(limits);
         let address = server.address();
         let (stop, stopped) = stop_channel();
         let thread = std::thread::spawn(move || server.run(service, stopped, drain));
@@ -61,17 +62,22 @@ impl Running {
 
     /// Requests have so long to end when it is stopped.
     pub(crate) fn with_drain(drain: Duration) -> Self {
-        Self::of(drain, ConnectionLimits::default())
+        Self::of("127.0.0.1", Access::default(), drain, ConnectionLimits::default())
     }
 
     /// Clients may take so much and no more.
     pub(crate) fn with_limits(limits: ConnectionLimits) -> Self {
-        Self::of(Duration::from_secs(60), limits)
+        Self::of("127.0.0.1", Access::default(), Duration::from_secs(60), limits)
     }
 
-    fn of(drain: Duration, limits: ConnectionLimits) -> Self {
+    /// At this address, for those who may ask.
+    pub(crate) fn at(bound: &str, access: Access) -> Self {
+        Self::of(bound, access, Duration::from_secs(60), ConnectionLimits::default())
+    }
+
+    fn of(bound: &str, access: Access, drain: Duration, limits: ConnectionLimits) -> Self {
         let engine = Echo::start();
-        let up = Up::start(Arc::<Echo>::clone(&engine), drain, limits);
+        let up = Up::start(bound, access, Arc::<Echo>::clone(&engine), drain, limits);
         Self { address: up.address, engine, up }
     }
 

@@ -42,7 +42,7 @@ fn rest(mut socket: TcpStream) -> String {
 fn half_a_head_does_not_keep_others_out() {
     let server = Running::with_limits(ConnectionLimits { head: SHORT, ..one_place() });
     let mut slow = connect(&server);
-    slow.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: te").unwrap();
+    slow.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: lo").unwrap();
     block_on(get(server.address, "/health")).good();
     assert_eq!(rest(slow), "", "closed without a word");
 }
@@ -51,7 +51,7 @@ fn half_a_head_does_not_keep_others_out() {
 fn a_connection_that_asks_nothing_more_does_not_keep_others_out() {
     let server = Running::with_limits(ConnectionLimits { head: SHORT, ..one_place() });
     let mut idle = connect(&server);
-    idle.write_all(b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n").unwrap();
+    idle.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
     block_on(get(server.address, "/health")).good();
     assert!(rest(idle).starts_with("HTTP/1.1 200 OK"));
 }
@@ -60,7 +60,8 @@ fn a_connection_that_asks_nothing_more_does_not_keep_others_out() {
 fn half_a_body_is_told_so_and_closed() {
     let server = Running::with_limits(ConnectionLimits { body: SHORT, ..one_place() });
     let mut slow = connect(&server);
-    slow.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{\"prompt\"").unwrap();
+    slow.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{\"prompt\"")
+        .unwrap();
     let answer = rest(slow);
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 408 "), "{answer}");
@@ -79,7 +80,7 @@ fn a_client_that_reads_nothing_does_not_keep_others_out() {
         json!({"prompt": prompts, "max_tokens": CONTEXT_TOKENS - 8, "ignore_eos": true, "stream": true, "logprobs": 5});
     let request = request.to_string();
     let mut stuck = connect(&server);
-    let head = format!("POST {TEXT} HTTP/1.1\r\nhost: test\r\ncontent-length: {}\r\n\r\n", request.len());
+    let head = format!("POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", request.len());
     stuck.write_all((head + &request).as_bytes()).unwrap();
     // A slow machine may still be making them when the client has had its time.
     let is_over = |engine: &Echo, _| {

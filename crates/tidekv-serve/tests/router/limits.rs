@@ -62,8 +62,10 @@ fn half_a_body_is_told_that_it_is_late() {
     let router = Running::with_limits(settings(), vec![(spec("m"), Arc::default())], limits);
     let mut slow = TcpStream::connect(router.address).unwrap();
     slow.set_read_timeout(Some(PATIENCE)).unwrap();
-    slow.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 9\r\n\r\n{")
-        .unwrap();
+    slow.write_all(
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 9\r\n\r\n{",
+    )
+    .unwrap();
     assert_eq!(Answer::read(slow).code(), (408, "request_timeout".to_owned()));
 }
 

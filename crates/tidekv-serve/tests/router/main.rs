@@ -9,4 +9,7 @@ mod limits;
 mod operating;
 mod passing;
 mod running;
+mod sites;
 mod sleeping;
+#[path = "../support/sites.rs"]
+mod support;

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tidekv_core::units::Bytes;
+use tidekv_serve::access::{Access, ApiKey};
 use tidekv_serve::connections::ConnectionLimits;
 use tidekv_serve::router::{
-    self, Desk, DeskError, DeskView, DeviceSight, Door, EngineKind, Gateway, Instance, Key, Life, Model, ModelSpec,
-    PoolSight, Settings, ShareTerms, SleepSettings, StopRouter,
+    self, Desk, DeskError, DeskView, DeviceSight, EngineKind, Gateway, Instance, Life, Model, ModelSpec, PoolSight,
+    Settings, ShareTerms, SleepSettings, StopRouter,
 };
 use tidekv_serve::server::Server;
 
@@ -103,12 +104,24 @@ pub(crate) fn settings() -> Settings {
         stream_timeout: PATIENCE,
         sleep: SleepSettings { min_sleep: Duration::ZERO, ..SleepSettings::default() },
         slo_interval: Duration::from_millis(20),
-        door: Door { key: None, is_public: false },
     }
 }
 
-pub(crate) fn with_key() -> Settings {
-    Settings { door: Door { key: Key::new("secret"), is_public: false }, ..settings() }
+/// How a router is started.
+pub(crate) struct Setup {
+    pub(crate) settings: Settings,
+    pub(crate) access: Access,
+    pub(crate) bound: &'static str,
+}
+
+impl From<Settings> for Setup {
+    fn from(settings: Settings) -> Self {
+        Self { settings, access: Access::default(), bound: "127.0.0.1" }
+    }
+}
+
+pub(crate) fn with_key() -> Setup {
+    Setup { access: Access::new(ApiKey::new("secret"), Vec::new(), Vec::new()), ..settings().into() }
 }
 
 /// A router with one engine for each model, all of them ready.
@@ -123,13 +136,13 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    pub(crate) fn start(settings: Settings, models: Vec<(ModelSpec, Arc<Script>)>) -> Self {
-        Self::with_limits(settings, models, ConnectionLimits::default())
+    pub(crate) fn start(setup: impl Into<Setup>, models: Vec<(ModelSpec, Arc<Script>)>) -> Self {
+        Self::with_limits(setup, models, ConnectionLimits::default())
     }
 
     /// Clients may take so much and no more.
     pub(crate) fn with_limits(
-        settings: Settings,
+        setup: impl Into<Setup>,
         models: Vec<(ModelSpec, Arc<Script>)>,
         limits: ConnectionLimits,
     ) -> Self {
@@ -142,7 +155,8 @@ impl Running {
             model.set_instance(ready(address, number));
             known.push(model);
         }
-        let server = Server::bind("127.0.0.1", 0).unwrap().with_limits(limits);
+        let Setup { settings, access, bound } = setup.into();
+        let server = Server::bind(bound, 0, access).unwrap().with_limits(limits);
         let address = server.address();
         let gateway = Arc::new(Gateway::new(settings, known.clone(), Arc::clone(&desk) as Arc<dyn Desk>));
         let stop = StopRouter::new();
@@ -152,8 +166,8 @@ impl Running {
     }
 
     /// One model `m`, whose engine does as it is told.
-    pub(crate) fn one(settings: Settings, script: &Arc<Script>) -> Self {
-        Self::start(settings, vec![(spec("m"), Arc::clone(script))])
+    pub(crate) fn one(setup: impl Into<Setup>, script: &Arc<Script>) -> Self {
+        Self::start(setup, vec![(spec("m"), Arc::clone(script))])
     }
 
     /// A request on a connection of its own, sent.

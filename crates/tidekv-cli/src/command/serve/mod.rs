@@ -34,7 +34,7 @@ pub fn run(cli: &ServeCli, console: &mut Console) -> anyhow::Result<Outcome> {
         ModelSource::Folder(folder) => Tokenizer::from_folder(folder)?,
         ModelSource::Synthetic { .. } => Tokenizer::bytes(),
     };
-    let server = Server::bind(&request.host, request.port)?.with_limits(request.clients);
+    let server = Server::bind(&request.host, request.port, request.access)?.with_limits(request.clients);
     let (stop, stopped) = stop_channel();
     // From here on a signal drains; before, it ends the process as always.
     let second = signals::stop_on_signal(stop).context("signals cannot be caught")?;

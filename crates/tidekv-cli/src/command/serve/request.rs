@@ -6,6 +6,7 @@ use anyhow::{Context as _, bail};
 use tidekv_core::geometry::ChunkChoice;
 use tidekv_core::units::Bytes;
 use tidekv_pool::max_cached_tokens;
+use tidekv_serve::access::Access;
 use tidekv_serve::api::MAX_BODY_BYTES;
 use tidekv_serve::config::{EngineConfig, KvBudget, KvChoice};
 use tidekv_serve::connections::ConnectionLimits;
@@ -13,8 +14,11 @@ use tidekv_shm::{PoolName, RuntimeDir};
 
 use super::model;
 use crate::cli::ServeCli;
+use crate::command::access::access;
 use crate::text::parse_duration;
 
+/// vLLM's.
+const KEY: &str = "VLLM_API_KEY";
 const DEFAULT_MODEL: &str = "synthetic:tiny";
 
 /// A server to be started.
@@ -22,6 +26,7 @@ const DEFAULT_MODEL: &str = "synthetic:tiny";
 pub(super) struct ServeRequest {
     pub(super) host: String,
     pub(super) port: u16,
+    pub(super) access: Access,
     /// The model's name for clients.
     pub(super) name: String,
     pub(super) drain: Duration,
@@ -79,7 +84,8 @@ impl ServeRequest {
         let places = usize::try_from(cli.max_connections).unwrap_or(usize::MAX);
         let body_budget_bytes = body_budget(&cli.body_budget)?;
         let clients = ConnectionLimits { places, body_budget_bytes, ..ConnectionLimits::default() };
-        Ok(Self { host: cli.host.clone(), port: cli.port, name, drain, clients, engine })
+        let access = access(&cli.access, KEY, &variable, Vec::new(), Vec::new())?;
+        Ok(Self { host: cli.host.clone(), port: cli.port, access, name, drain, clients, engine })
     }
 }
 

@@ -1,11 +1,13 @@
 //! From what is written to what is done: defaults filled in, everything checked that can be before anything is started.
 
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde_saphyr::{Location, Spanned};
 use tidekv_core::size::SizeError;
 use tidekv_core::units::Bytes;
+use tidekv_serve::access::{AccessError, HostName, Origin};
 use tidekv_serve::connections::DEFAULT_BODY_BUDGET_BYTES;
 use tidekv_serve::router::{EngineKind, MAX_BODY_BYTES, ModelSpec, SleepSettings, SloTarget};
 use tidekv_shm::PoolName;
@@ -35,6 +37,8 @@ pub(crate) struct RouterPlan {
     pub(crate) is_enabled: bool,
     pub(crate) host: String,
     pub(crate) port: u16,
+    pub(crate) allowed_hosts: Vec<HostName>,
+    pub(crate) allowed_origins: Vec<Origin>,
     pub(crate) request_timeout: Duration,
     pub(crate) stream_timeout: Duration,
     pub(crate) drain: Duration,
@@ -108,6 +112,8 @@ pub(super) fn check(file: yaml::File, folder: &Path) -> Result<Plan, Problem> {
         is_enabled: written.enable_router.unwrap_or(true),
         host: written.router_host.unwrap_or_else(|| "127.0.0.1".to_owned()),
         port: written.router_port.unwrap_or(ROUTER_PORT),
+        allowed_hosts: parsed(&written.allowed_hosts, "allowed_hosts")?,
+        allowed_origins: parsed(&written.allowed_origins, "allowed_origins")?,
         request_timeout: positive(written.request_timeout_seconds, "request_timeout_seconds")?
             .unwrap_or(REQUEST_TIMEOUT),
         stream_timeout: positive(written.stream_timeout_seconds, "stream_timeout_seconds")?.unwrap_or(REQUEST_TIMEOUT),
@@ -211,6 +217,13 @@ fn positive(written: Option<Spanned<f64>>, key: &str) -> Result<Option<Duration>
         (Some(Duration::ZERO), Some(at)) => Err(Problem::at(at, key, "expected more than 0 seconds")),
         (duration, _) => Ok(duration),
     }
+}
+
+fn parsed<T: FromStr<Err = AccessError>>(written: &[Spanned<String>], key: &str) -> Result<Vec<T>, Problem> {
+    let parse = |one: &Spanned<String>| {
+        one.value.parse().map_err(|error: AccessError| Problem::at(one.referenced, key, error.to_string()))
+    };
+    written.iter().map(parse).collect()
 }
 
 fn positive_count(written: Option<Spanned<usize>>, key: &str) -> Result<Option<usize>, Problem> {

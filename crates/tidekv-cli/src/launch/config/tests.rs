@@ -222,3 +222,15 @@ fn an_error_names_the_file() {
     };
     assert_eq!(error.to_string(), "a.yaml:2:3: k: p");
 }
+
+#[test]
+fn names_and_sites_of_the_router() {
+    let instances = "instances: [{model: 'synthetic:tiny', engine: kvserve}]\n";
+    let router = "router: {allowed_hosts: [chat.example.com], allowed_origins: ['https://app.example']}\n";
+    let plan = plan(&format!("{router}{instances}")).router;
+    assert_eq!(plan.allowed_hosts, ["chat.example.com".parse().unwrap()]);
+    assert_eq!(plan.allowed_origins, ["https://app.example".parse().unwrap()]);
+    let wrong = problem(&format!("router:\n  allowed_hosts: ['http://chat']\n{instances}"));
+    assert!(wrong.starts_with("2:19 allowed_hosts: \"http://chat\" is not a host name"), "{wrong}");
+    assert!(problem(&format!("router: {{allowed_origins: ['*']}}\n{instances}")).contains("name the sites"));
+}

@@ -29,6 +29,11 @@ pub(super) struct Router {
     pub(super) enable_router: Option<bool>,
     pub(super) router_port: Option<u16>,
     pub(super) router_host: Option<String>,
+    /// Further names that it answers to, and sites whose pages may ask.
+    #[serde(default)]
+    pub(super) allowed_hosts: Vec<Spanned<String>>,
+    #[serde(default)]
+    pub(super) allowed_origins: Vec<Spanned<String>>,
     pub(super) request_timeout_seconds: Option<Spanned<f64>>,
     pub(super) stream_timeout_seconds: Option<Spanned<f64>>,
     pub(super) drain_seconds: Option<Spanned<f64>>,

@@ -31,7 +31,7 @@ enum Value {
     Any,
 }
 
-const VARIABLES: [(&str, Value); 28] = [
+const VARIABLES: [(&str, Value); 30] = [
     ("ENABLE_KVCACHED", Value::Truth),
     ("KVCACHED_AUTOPATCH", Value::Truth),
     ("KVCACHED_IPC_NAME", Value::PoolName),
@@ -58,6 +58,8 @@ const VARIABLES: [(&str, Value); 28] = [
     // Ours.
     ("KVCACHED_RUNTIME_DIR", Value::Folder),
     ("KVCACHED_HOST_BUDGET", Value::Size),
+    ("KVCACHED_ALLOWED_HOSTS", Value::Any),
+    ("KVCACHED_ALLOWED_ORIGINS", Value::Any),
     ("KVCACHED_LOG_FILE", Value::Any),
     // Set by `kvctl up` for what it starts.
     ("KVCACHED_UP_ID", Value::Any),
