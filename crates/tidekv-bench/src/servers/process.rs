@@ -216,6 +216,8 @@ impl Process {
         let mut guard = Command::new(program)
             .args(["server-guard", "--grace-ms", &grace.as_millis().to_string(), "--"])
             .args(command)
+            // Benchmarks ask their own servers without a key.
+            .env_remove("VLLM_API_KEY")
             .envs(variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
