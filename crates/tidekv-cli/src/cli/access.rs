@@ -21,7 +21,7 @@ pub struct AccessArgs {
     #[arg(long, value_name = "NAME")]
     pub allowed_hosts: Vec<String>,
 
-    /// Sites whose pages may ask, as in https://chat.example.com, repeated or as a JSON list [also: $KVCACHED_ALLOWED_ORIGINS]
+    /// Sites whose pages may ask, written `https://chat.example.com`, repeated or as a JSON list [also: $KVCACHED_ALLOWED_ORIGINS]
     #[arg(long, value_name = "ORIGIN")]
     pub allowed_origins: Vec<String>,
 }

@@ -168,7 +168,6 @@ struct Up {
 }
 
 impl Up {
-    #[expect(clippy::too_many_arguments, reason = "each is made by its own step, in an order that matters")]
     fn start(
         dir: &RuntimeDir,
         plan: &Plan,
