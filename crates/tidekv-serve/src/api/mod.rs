@@ -163,6 +163,18 @@ fn whole_body(body: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
     })
 }
 
+/// For the fuzz target `request`: reads a body as each of the pages does, and says which take it.
+#[doc(hidden)]
+pub fn read_on_every_page(body: &[u8], tokenizer: &Tokenizer) -> [bool; 5] {
+    [
+        request::completion(body, tokenizer).is_ok(),
+        request::chat(body, tokenizer).is_ok(),
+        request::tokenize(body, tokenizer).is_ok(),
+        request::detokenize(body).is_ok(),
+        request::sleep_level(body).is_ok(),
+    ]
+}
+
 pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
