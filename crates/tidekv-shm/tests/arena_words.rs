@@ -34,7 +34,8 @@ fn script(word: usize, value: u64, recovered: bool) -> Vec<u8> {
     }
     steps.extend([step(Do::Free, 0, 3), step(Do::Free, 1, 4), step(Do::Exchange, 0, 0)].concat());
     steps.extend(damage::damage(word, value));
-    let after = [Do::Verify, Do::FreeAny, Do::Alloc, Do::Recover, Do::Free, Do::Share, Do::Resize, Do::NewCache];
+    steps.extend(step(Do::Verify, 0, (word % 2) as u8));
+    let after = [Do::NewCache, Do::FreeAny, Do::Alloc, Do::Recover, Do::Free, Do::Share, Do::Resize, Do::NewCache];
     for which in 0..24 {
         steps.extend(step(after[usize::from(which) % after.len()], which / 8, which));
     }
