@@ -12,7 +12,7 @@
 
 use std::path::PathBuf;
 
-use tidekv_core::share::{MemoryUse, fair_shares, owed_with_cached};
+use tidekv_core::share::{MemoryUse, Standing, fair_shares, owed_with_cached, standing};
 use tidekv_core::units::Bytes;
 use tidekv_shm::segment::Segments;
 use tidekv_shm::{
@@ -20,6 +20,7 @@ use tidekv_shm::{
     SegmentView, UNLIMITED,
 };
 
+use crate::command::DeviceMemory;
 use crate::console::Console;
 use crate::exit::Outcome;
 use crate::text::nearest;
@@ -47,6 +48,27 @@ pub struct Device {
     pub name: DeviceName,
     /// What its ledger says of it.
     pub header: LedgerHeader,
+    /// What all pools hold of it, and what that is good for.
+    pub usage: MemoryUse,
+}
+
+impl Device {
+    /// What it has free and what others than pools use: of the host as the kernel says now, else as its pools last saw it.
+    pub(crate) fn memory(&self) -> DeviceMemory {
+        let Device { name, header, usage } = self;
+        let read = if *name == DeviceName::host() { DeviceMemory::read_host(usage.held()) } else { None };
+        let used = usage.held().0.saturating_add(header.non_pool.0);
+        read.unwrap_or(DeviceMemory { free: header.total.saturating_sub(Bytes(used)), others: header.non_pool })
+    }
+
+    /// What pools may still take: of their budget, where there is one, and no more than `free` of the device.
+    pub(crate) fn free_for_pools(&self, free: Bytes) -> Bytes {
+        if self.header.budget == Bytes::ZERO {
+            free
+        } else {
+            free.min(self.header.budget.saturating_sub(self.usage.held()))
+        }
+    }
 }
 
 /// One pool on one device.
@@ -77,6 +99,10 @@ pub struct Place {
     pub fair: Bytes,
     /// What it should give back now.
     pub owed: Bytes,
+    /// How it stands against its share.
+    pub standing: Standing,
+    /// Why, in a sentence, where there is something to say.
+    pub why: Option<String>,
 }
 
 impl Scene {
@@ -93,7 +119,8 @@ impl Scene {
         for name in Ledger::list(dir)? {
             match look_at_ledger(dir, &name) {
                 Ok(Some((header, places))) => {
-                    devices.push(Device { name, header });
+                    let usage = places.iter().map(Place::usage).fold(MemoryUse::default(), MemoryUse::plus);
+                    devices.push(Device { name, header, usage });
                     let pool = |place: Place| Pool { name: file_name(&place.entry), segment: None, place: Some(place) };
                     pools.extend(places.into_iter().map(pool));
                 }
@@ -276,14 +303,27 @@ fn look_at_ledger(dir: &RuntimeDir, device: &DeviceName) -> Result<Option<(Ledge
     }
     let claims = as_claimed.pool_claims();
     let fair = fair_shares(view.header.budget, &claims);
-    let places = view.entries.into_iter().enumerate().map(|(index, entry)| Place {
-        device: device.clone(),
-        ledger: ledger.clone(),
-        header: view.header,
-        entry,
-        alive: alive[index],
-        fair: fair[index],
-        owed: owed_with_cached(view.header.budget, &claims, index, view.header.explicit_budget),
+    let (budget, is_given) = (view.header.budget, view.header.explicit_budget);
+    let names: Vec<String> = view.entries.iter().map(file_name).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let places = view.entries.into_iter().enumerate().map(|(index, entry)| {
+        // Before a pool has looked at the device nobody has a share.
+        let (standing, why) = if budget == Bytes::ZERO {
+            (Standing::Within, None)
+        } else {
+            standing(budget, is_given, &claims, &names, index)
+        };
+        Place {
+            device: device.clone(),
+            ledger: ledger.clone(),
+            header: view.header,
+            entry,
+            alive: alive[index],
+            fair: fair[index],
+            owed: owed_with_cached(budget, &claims, index, is_given),
+            standing,
+            why,
+        }
     });
     Ok(Some((view.header, places.collect())))
 }

@@ -29,6 +29,7 @@ mod watch;
 
 use std::time::{Duration, Instant};
 
+pub(crate) use doctor::DeviceMemory;
 pub use doctor::known_variables;
 
 use crate::console::Console;

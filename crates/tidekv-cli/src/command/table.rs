@@ -8,6 +8,7 @@
 
 use std::cell::OnceCell;
 
+use tidekv_core::share::Standing;
 use tidekv_core::units::Bytes;
 
 use crate::change::Change;
@@ -93,6 +94,9 @@ impl<'a> Table<'a> {
         for (line, colour) in self.lines() {
             console.line(console.paint(&line, colour))?;
         }
+        for why in self.rows.iter().filter_map(|row| row.pool.place.as_ref()?.why.as_deref()) {
+            console.line(printable(why))?;
+        }
         Ok(())
     }
 
@@ -107,7 +111,7 @@ impl<'a> Table<'a> {
     pub(super) fn lines(&self) -> impl Iterator<Item = (String, Colour)> {
         self.rows.iter().map(|row| {
             let line = format!("{}{}", self.theirs(row.pool), self.ours(|column| (column.text)(row)));
-            (line.trim_end().to_owned(), Pressure::of(row.pool.used(), row.pool.limit()).colour())
+            (line.trim_end().to_owned(), Pressure::of_pool(row.pool).colour())
         })
     }
 
@@ -175,14 +179,15 @@ pub(super) fn rate(per_second: Option<f64>) -> String {
     }
 }
 
-/// How close a pool is to its limit, as kvcached's tools colour it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a pool's colour says: how it stands against its share, or, where that is as it should be and for pools of kvcached's own, how
+/// close it is to its limit, as kvcached's tools colour it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Pressure {
     /// Below half.
     Low,
-    /// From half on.
+    /// From half on, or above its share, or a limit of 0.
     Middle,
-    /// From 80 % on.
+    /// From 80 % on, or it waits.
     High,
 }
 
@@ -190,9 +195,23 @@ impl Pressure {
     pub(super) fn of(used: i64, limit: i64) -> Self {
         let (used, limit) = (i128::from(used), i128::from(limit));
         match () {
-            () if limit == 0 || used * 100 < limit * 50 => Self::Low,
+            () if limit == 0 && used == 0 => Self::Middle,
+            () if used * 100 < limit * 50 => Self::Low,
             () if used * 100 < limit * 80 => Self::Middle,
             () => Self::High,
+        }
+    }
+
+    pub(super) fn of_pool(pool: &Pool) -> Self {
+        let by_limit = Self::of(pool.used(), pool.limit());
+        pool.live_place().map_or(by_limit, |place| by_limit.max(Self::of_standing(place.standing)))
+    }
+
+    pub(super) fn of_standing(standing: Standing) -> Self {
+        match standing {
+            Standing::Within => Self::Low,
+            Standing::Above | Standing::Gives => Self::Middle,
+            Standing::Waits => Self::High,
         }
     }
 
@@ -258,6 +277,10 @@ mod tests {
             assert!(row.starts_with(&format!("\x1b[{code}mtheirs ")) && row.ends_with("\x1b[0m"), "{used}: {row:?}");
         }
         assert!(printed(&[theirs(1, 0)], true, None).starts_with("\x1b[1;36mIPC "));
+        let paused = printed(&[theirs(0, 0)], true, None);
+        assert!(paused.contains("\x1b[33mtheirs "), "a limit of 0 is not green: {paused:?}");
+        assert!(printed(&[theirs(0, 1)], true, None).contains("\x1b[31mtheirs "), "above a limit of 0");
+        assert_eq!(Pressure::of_standing(Standing::Waits), Pressure::High);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The pools of this machine, as the router sees and changes them.
 
+use tidekv_core::share::Standing;
 use tidekv_core::units::Bytes;
 use tidekv_serve::router::{Desk, DeskError, DeskView, DeviceSight, PoolSight, ShareTerms};
 use tidekv_shm::{Ledger, RuntimeDir, UNLIMITED};
@@ -29,18 +30,16 @@ impl PoolDesk {
 impl Desk for PoolDesk {
     fn look(&self) -> Result<DeskView, DeskError> {
         let scene = self.scene()?;
-        let held_on = |device: &str| {
-            let places = scene.pools.iter().filter_map(|pool| pool.place.as_ref());
-            let held = places.filter(|place| place.device.as_str() == device).map(|place| place.entry.reserved.0);
-            held.fold(0, u64::saturating_add)
-        };
         let device = |device: &crate::scene::Device| {
-            let pools_bytes = held_on(device.name.as_str());
+            let (memory, held) = (device.memory(), device.usage.held());
             DeviceSight {
                 name: device.name.to_string(),
                 total_bytes: device.header.total.0,
-                used_bytes: device.header.non_pool.0.saturating_add(pools_bytes),
-                pools_bytes,
+                used_bytes: memory.others.0.saturating_add(held.0),
+                others_bytes: memory.others.0,
+                device_free_bytes: memory.free.0,
+                free_bytes: device.free_for_pools(memory.free).0,
+                pools_bytes: held.0,
                 budget_bytes: device.header.budget.0,
             }
         };
@@ -155,6 +154,8 @@ fn sight(pool: &Pool) -> Option<PoolSight> {
             weight: 1,
             floor_bytes: 0,
             demand_bytes: 0,
+            standing: Standing::Within.word(),
+            why: None,
             model: None,
         });
     };
@@ -176,6 +177,8 @@ fn sight(pool: &Pool) -> Option<PoolSight> {
         weight: entry.weight,
         floor_bytes: entry.floor.0,
         demand_bytes: entry.demand.0,
+        standing: place.standing.word(),
+        why: place.why.clone(),
         model: None,
     })
 }

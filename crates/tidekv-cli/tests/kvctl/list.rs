@@ -90,6 +90,29 @@ fn json_has_kvcached_keys_first_and_then_ours() {
 }
 
 #[test]
+fn a_line_says_who_waits_and_who_gives_back() {
+    let world = World::new();
+    let (chat, batch) = (world.pool("chat", Bytes::gib(1)), world.pool("batch", Bytes::gib(1)));
+    let _idle = world.pool("idle", Bytes::ZERO);
+    world.device(Bytes::gib(8), Bytes::mib(256));
+    chat.uses(Bytes::mib(64), Bytes::ZERO);
+    batch.uses(Bytes::mib(192), Bytes::ZERO);
+    assert!(!world.kvctl(&["list"]).quiet().1.contains("waits"));
+    chat.change(|entry| entry.demand = Bytes::mib(64));
+    let whys = [
+        "batch is 64 MiB above its share and gives back: chat waits for 64 MiB",
+        "chat waits for 64 MiB: batch is 64 MiB above its share and gives back",
+    ];
+    let ran = world.kvctl(&["list"]);
+    let lines: Vec<&str> = ran.quiet().1.lines().collect();
+    assert_eq!(lines[4..], whys);
+    let rows = json(&world, &[]);
+    assert_eq!([&rows[0]["why"], &rows[1]["why"], &rows[2]["why"]], [&whys[0].into(), &whys[1].into(), &Value::Null]);
+    let words = [0, 1, 2].map(|at| rows[at]["standing"].as_str().unwrap().to_owned());
+    assert_eq!(words, ["gives-back", "waits", "within-share"]);
+}
+
+#[test]
 fn names_select_and_unknown_ones_are_named() {
     let world = World::new();
     let _pools = [world.pool("alpha", Bytes::gib(1)), world.pool("beta", Bytes::gib(1))];

@@ -62,7 +62,7 @@ fn keys_and_pools_that_come_and_go() {
     };
     assert!(row(&screen, "alpha").unwrap().contains(" 1.0G/4.0G "), "{screen}");
     assert!(row(&screen, "beta").unwrap().contains(" 87%!"), "{screen}");
-    assert!(screen.lines().any(|line| line.starts_with("host ") && line.contains(" of 16.0G")), "{screen}");
+    assert!(screen.lines().any(|line| line.starts_with("host ") && line.contains(" of 12.0G")), "{screen}");
 
     // Order, its reverse, filter.
     terminal.keys(&["s"]);
@@ -349,7 +349,10 @@ fn json_is_an_object_per_look() {
 
     let device = &first["devices"][0];
     assert_eq!((device["device"].as_str(), device["total_bytes"].as_u64()), (Some("host"), Some(16 * GIB)));
-    assert_eq!(device["held_bytes"], device["in_use_bytes"].as_u64().unwrap() + device["idle_bytes"].as_u64().unwrap());
+    let parts = ["needed_bytes", "cached_bytes", "idle_bytes"].map(|part| device[part].as_u64().unwrap());
+    assert_eq!(device["held_bytes"], parts.iter().sum::<u64>());
+    let left = device["budget_bytes"].as_u64().unwrap().saturating_sub(device["held_bytes"].as_u64().unwrap());
+    assert_eq!(device["free_bytes"], left.min(device["device_free_bytes"].as_u64().unwrap()));
     assert!(first["time"].as_str().unwrap().ends_with('Z'));
     let names: Vec<_> = first["pools"].as_array().unwrap().iter().map(|pool| pool["ipc"].as_str().unwrap()).collect();
     assert_eq!(names, ["alpha", "beta", "theirs"]);

@@ -28,17 +28,24 @@ impl Standing {
     }
 }
 
-/// How pool `me` stands, and why, in a sentence: none where there is nothing to say. `names` are those of `pools`.
+/// How pool `me` stands, and why, in a sentence: none where there is nothing to say. `names` are those of `pools`, and somebody gave
+/// the budget where it `is_given`.
 ///
 /// # Panics
 ///
 /// Where `me` is out of range or a name is missing.
-pub fn standing(budget: Bytes, pools: &[PoolClaim], names: &[&str], me: usize) -> (Standing, Option<String>) {
+pub fn standing(
+    budget: Bytes,
+    is_given: bool,
+    pools: &[PoolClaim],
+    names: &[&str],
+    me: usize,
+) -> (Standing, Option<String>) {
     let (mine, name) = (&pools[me], names[me]);
     let shares = fair_shares(budget, pools);
     let above = |at: usize| pools[at].in_use.saturating_sub(shares[at]);
     let others = || (0..pools.len()).filter(|&at| at != me);
-    let giver = |at: usize| match (owed_with_cached(budget, pools, at, false), above(at)) {
+    let giver = |at: usize| match (owed_with_cached(budget, pools, at, is_given), above(at)) {
         (Bytes::ZERO, _) => None,
         (owed, Bytes::ZERO) => Some(format!("{} gives back {owed} that it does not need", names[at])),
         (_, above) => Some(format!("{} is {above} above its share and gives back", names[at])),
@@ -89,7 +96,7 @@ mod tests {
     /// What is said of each of two pools, chat and batch, on 256 MiB.
     fn said(chat: PoolClaim, batch: PoolClaim) -> [(Standing, String); 2] {
         [0, 1].map(|me| {
-            let (word, why) = standing(Bytes::mib(256), &[chat, batch], &["chat", "batch"], me);
+            let (word, why) = standing(Bytes::mib(256), false, &[chat, batch], &["chat", "batch"], me);
             (word, why.unwrap_or_default())
         })
     }
@@ -125,7 +132,7 @@ mod tests {
         let [chat, batch] = said(pool(128, 128, 16), pool(128, 128, 0));
         assert_eq!(chat.1, "chat waits for 16 MiB: it has its share of 128 MiB, and nothing is free");
         assert_eq!((batch.0, batch.1.as_str()), (Standing::Within, ""));
-        let alone = standing(Bytes::mib(8), &[pool(8, 8, 2)], &["chat"], 0);
+        let alone = standing(Bytes::mib(8), false, &[pool(8, 8, 2)], &["chat"], 0);
         assert_eq!(alone.1.unwrap(), "chat waits for 2 MiB: the budget of 8 MiB is used up");
         let dead = PoolClaim::returning(Bytes::mib(192));
         assert_eq!(
@@ -136,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_budget_that_shrank_and_nothing_to_say() {
-        let (word, why) = standing(Bytes::mib(8), &[pool(16, 4, 0)], &["chat"], 0);
+        let (word, why) = standing(Bytes::mib(8), false, &[pool(16, 4, 0)], &["chat"], 0);
         let line = "chat gives back 8 MiB that it does not need: pools hold more than their budget of 8 MiB";
         assert_eq!((word, why.as_deref()), (Standing::Gives, Some(line)));
         assert_eq!(said(pool(64, 64, 0), pool(64, 32, 0)).map(|(word, _)| word), [Standing::Within; 2]);

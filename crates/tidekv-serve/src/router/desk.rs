@@ -41,6 +41,10 @@ pub struct PoolSight {
     pub floor_bytes: u64,
     /// What it asked for and did not get.
     pub demand_bytes: u64,
+    /// How it stands against its share: `within-share`, `above-share`, `gives-back`, `waits`.
+    pub standing: &'static str,
+    /// Why, in a sentence, where there is something to say.
+    pub why: Option<String>,
     /// The model that it belongs to.
     pub model: Option<String>,
 }
@@ -54,6 +58,12 @@ pub struct DeviceSight {
     pub total_bytes: u64,
     /// What is used of it, by pools and by others.
     pub used_bytes: u64,
+    /// What others than pools use of it.
+    pub others_bytes: u64,
+    /// What nobody has.
+    pub device_free_bytes: u64,
+    /// What of it pools may still take, under their budget.
+    pub free_bytes: u64,
     /// What pools hold of it.
     pub pools_bytes: u64,
     /// What pools may hold of it together.

@@ -48,7 +48,7 @@ class Router:
         self.models = [model("chat"), model("code", state="sleeping", ttft_ms={"p50": None, "p99": None})]
         self.pools = [pool("kvcached_chat", model="chat"), pool("kvcached_code", model="code", limit_bytes=None, needed_bytes=0)]
         self.devices = [
-            {"name": "host", "total_bytes": 4096 * MIB, "used_bytes": 1400 * MIB, "pools_bytes": 380 * MIB, "budget_bytes": 1024 * MIB}
+            {"name": "host", "total_bytes": 4096 * MIB, "used_bytes": 1400 * MIB, "pools_bytes": 380 * MIB, "others_bytes": 1020 * MIB, "free_bytes": 644 * MIB, "device_free_bytes": 2696 * MIB, "budget_bytes": 1024 * MIB}
         ]
         self.decisions: list[dict] = []
         self.is_up = True

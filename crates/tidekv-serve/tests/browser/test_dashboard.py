@@ -65,7 +65,7 @@ def test_it_shows_everything_to_everybody(router, open_page, picture, scheme) ->
         expect(figure(page, "kvcached_chat", name)).to_have_text(value)
     expect(figure(page, "kvcached_chat", "Weight, floor")).to_have_text("1, 0 B")
     expect(figure(page, "kvcached_code", "Limit")).to_have_text("none")
-    for name, value in {"Others": "1020 MiB", "Free": "2.6 GiB", "Total": "4 GiB", "Budget of all pools": "1 GiB"}.items():
+    for name, value in {"Others": "1020 MiB", "Free of the budget": "644 MiB", "Total": "4 GiB", "Budget of all pools": "1 GiB"}.items():
         expect(figure(page, "host", name)).to_have_text(value)
     expect(page.get_by_role("log")).to_contain_text("chat, pool kvcached_chat: weight 3 – TTFT p99 900 ms")
     plot = card(page, "kvcached_chat").get_by_role("img")

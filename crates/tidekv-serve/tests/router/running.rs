@@ -34,6 +34,9 @@ impl Desk for FakeDesk {
             total_bytes: 1 << 30,
             budget_bytes: 1 << 29,
             used_bytes: 3,
+            others_bytes: 1,
+            device_free_bytes: 1,
+            free_bytes: 1,
             pools_bytes: 2,
         };
         Ok(DeskView { pools: self.pools.lock().unwrap().clone(), devices: vec![device] })
@@ -82,6 +85,8 @@ pub(crate) fn pool(name: &str, pid: u32, demand_bytes: u64) -> PoolSight {
         weight: 4,
         floor_bytes: 0,
         demand_bytes,
+        standing: "within-share",
+        why: None,
         model: None,
     }
 }

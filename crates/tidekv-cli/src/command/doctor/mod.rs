@@ -20,6 +20,7 @@
 mod check;
 mod facts;
 mod judge;
+mod memory;
 mod report;
 
 #[cfg(test)]
@@ -34,6 +35,7 @@ use crate::exit::Outcome;
 use check::Status;
 use facts::{Facts, Sources};
 pub use judge::known_variables;
+pub(crate) use memory::DeviceMemory;
 
 pub(super) fn run(
     dir: &RuntimeDir,

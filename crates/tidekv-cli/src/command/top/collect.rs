@@ -7,10 +7,12 @@
 //! Looking opens and reads each file once and takes no lock, so no pool ever waits for kvtop, not even while kvtop is
 //! stopped. A sample holds no handle either: state and drawing are tested with samples that no file ever held.
 
+use tidekv_core::share::{MemoryUse, Standing};
 use tidekv_core::units::Bytes;
 use tidekv_shm::{Counters, DeviceName};
 
 use crate::change::{PageCounts, PoolKey, Reading};
+use crate::command::table::Pressure;
 use crate::scene::{self, Device, Pool, Scene, State};
 use crate::text::printable;
 
@@ -32,12 +34,14 @@ pub struct DeviceSample {
     pub name: DeviceName,
     /// All memory.
     pub total: Bytes,
-    /// What pools need now.
-    pub in_use: Bytes,
-    /// What they hold beyond that.
-    pub idle: Bytes,
+    /// What pools hold, and what that is good for.
+    pub usage: MemoryUse,
     /// What others than pools use.
     pub non_pool: Bytes,
+    /// What nobody has.
+    pub device_free: Bytes,
+    /// What pools may still take.
+    pub free: Bytes,
     /// What all pools together may hold.
     pub budget: Bytes,
 }
@@ -53,9 +57,9 @@ pub struct PoolSample {
     pub state: State,
     /// What it may hold.
     pub limit: Bytes,
-    /// What it needs now.
+    /// What it uses in kvcached's sense: needed by requests or only kept.
     pub in_use: Bytes,
-    /// What it holds beyond that, ready for use.
+    /// What it holds beyond that, with nothing in it.
     pub idle: Bytes,
     /// What only a ledger says.
     pub place: Option<PlaceSample>,
@@ -72,8 +76,14 @@ pub struct PlaceSample {
     pub held: Bytes,
     /// What it wants beyond that and did not get.
     pub demand: Bytes,
+    /// The part of what it uses that its engine only keeps in case.
+    pub cached: Bytes,
     /// What it should hold.
     pub fair: Bytes,
+    /// How it stands against that.
+    pub standing: Standing,
+    /// In a sentence, where there is something to say.
+    pub why: Option<String>,
     /// What it should give back now.
     pub owed: Bytes,
     /// What it is giving back now.
@@ -102,7 +112,7 @@ impl Sample {
             printable(&format!("pools on {device} are not shown in full: {error}")).into_owned()
         };
         Self {
-            devices: scene.devices.iter().map(|device| device_sample(device, scene)).collect(),
+            devices: scene.devices.iter().map(|device| device_sample(device)).collect(),
             pools: scene.pools.iter().filter(wanted).map(PoolSample::of).collect(),
             troubles: scene.unreadable.iter().map(trouble).collect(),
         }
@@ -110,38 +120,29 @@ impl Sample {
 }
 
 /// Sums over all pools of the device, those that are not shown included: a bar that left some out would lie.
-fn device_sample(device: &Device, scene: &Scene) -> DeviceSample {
-    let Device { name, header } = device;
-    let places = scene.pools.iter().filter_map(|pool| pool.place.as_ref()).filter(|place| place.device == *name);
-    let (mut in_use, mut held) = (0u64, 0u64);
-    for place in places {
-        in_use = in_use.saturating_add(in_use_of(place).0);
-        held = held.saturating_add(place.entry.reserved.0);
-    }
+fn device_sample(device: &Device) -> DeviceSample {
+    let Device { name, header, usage } = device;
+    let memory = device.memory();
     DeviceSample {
         name: name.clone(),
         total: header.total,
-        in_use: Bytes(in_use),
-        idle: Bytes(held.saturating_sub(in_use)),
-        non_pool: header.non_pool,
+        usage: *usage,
+        non_pool: memory.others,
+        device_free: memory.free,
+        free: device.free_for_pools(memory.free),
         budget: header.budget,
     }
 }
 
-/// What a dead owner held cannot be used for anything yet, so it counts as in use until it is back.
-fn in_use_of(place: &scene::Place) -> Bytes {
-    if place.alive { place.entry.in_use.min(place.entry.reserved) } else { place.entry.reserved }
-}
-
 impl DeviceSample {
-    /// What nobody has.
-    pub fn free(&self) -> Bytes {
-        Bytes(self.total.0.saturating_sub(self.held().0).saturating_sub(self.non_pool.0))
-    }
-
     /// What pools hold.
     pub fn held(&self) -> Bytes {
-        Bytes(self.in_use.0.saturating_add(self.idle.0))
+        self.usage.held()
+    }
+
+    /// What bars stand against: the budget, where there is one.
+    pub fn whole(&self) -> Bytes {
+        if self.budget == Bytes::ZERO { self.total } else { self.budget }
     }
 }
 
@@ -151,7 +152,7 @@ impl PoolSample {
             [pool.limit(), pool.used(), pool.prealloc()].map(|bytes| Bytes(u64::try_from(bytes).unwrap_or(0)));
         let (in_use, idle) = match &pool.place {
             // The segment of a pool on several devices has the figures of only one of them; the entry has its own.
-            Some(place) => (in_use_of(place), place.entry.reserved.saturating_sub(in_use_of(place))),
+            Some(place) => (place.usage().used(), place.usage().idle),
             None => (used, prealloc),
         };
         Self {
@@ -173,6 +174,12 @@ impl PoolSample {
     /// What it may still take.
     pub fn free(&self) -> Bytes {
         self.limit.saturating_sub(self.held())
+    }
+
+    /// What its colour says.
+    pub(super) fn pressure(&self) -> Pressure {
+        let by_limit = Pressure::of_bytes(self.in_use, self.limit);
+        self.place.as_ref().map_or(by_limit, |place| by_limit.max(Pressure::of_standing(place.standing)))
     }
 
     /// What it wants and did not get.
@@ -200,7 +207,10 @@ impl PlaceSample {
             pid: entry.pid,
             held: entry.reserved,
             demand: entry.demand,
+            cached: place.usage().cached,
             fair: place.fair,
+            standing: place.standing,
+            why: place.why.clone().filter(|_| place.alive),
             owed: place.owed,
             reclaim: entry.reclaim,
             floor: entry.floor,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use tidekv_core::share::{MemoryUse, Standing};
 use tidekv_core::units::Bytes;
 use tidekv_shm::{Counters, DeviceName, UNLIMITED};
 
@@ -40,6 +41,9 @@ pub(super) fn pool(name: &str, in_use: u64, idle: u64, limit: u64) -> PoolSample
             pid: 4711,
             held: Bytes::gib(in_use + idle),
             demand: Bytes::ZERO,
+            cached: Bytes::ZERO,
+            standing: Standing::Within,
+            why: None,
             fair: Bytes(limit << 29),
             owed: Bytes::ZERO,
             reclaim: Bytes::ZERO,
@@ -72,7 +76,10 @@ pub(super) fn place(pool: &mut PoolSample) -> &mut PlaceSample {
 /// A device, in GiB.
 pub(super) fn device(name: &str, total: u64, in_use: u64, idle: u64, non_pool: u64, budget: u64) -> DeviceSample {
     let [total, in_use, idle, non_pool, budget] = [total, in_use, idle, non_pool, budget].map(Bytes::gib);
-    DeviceSample { name: DeviceName::new(name).unwrap(), total, in_use, idle, non_pool, budget }
+    let usage = MemoryUse { needed: in_use, cached: Bytes::ZERO, idle };
+    let device_free = total.saturating_sub(usage.held()).saturating_sub(non_pool);
+    let free = if budget == Bytes::ZERO { device_free } else { device_free.min(budget.saturating_sub(usage.held())) };
+    DeviceSample { name: DeviceName::new(name).unwrap(), total, usage, non_pool, device_free, free, budget }
 }
 
 pub(super) fn sample(pools: Vec<PoolSample>) -> Sample {

@@ -29,9 +29,13 @@ struct DeviceJson<'a> {
     device: &'a str,
     total_bytes: u64,
     held_bytes: u64,
-    in_use_bytes: u64,
+    needed_bytes: u64,
+    cached_bytes: u64,
     idle_bytes: u64,
     non_pool_bytes: u64,
+    /// What nobody has.
+    device_free_bytes: u64,
+    /// What of it pools may still take, under their budget.
     free_bytes: u64,
     budget_bytes: u64,
 }
@@ -62,10 +66,12 @@ fn device(device: &DeviceSample) -> DeviceJson<'_> {
         device: device.name.as_str(),
         total_bytes: device.total.0,
         held_bytes: device.held().0,
-        in_use_bytes: device.in_use.0,
-        idle_bytes: device.idle.0,
+        needed_bytes: device.usage.needed.0,
+        cached_bytes: device.usage.cached.0,
+        idle_bytes: device.usage.idle.0,
         non_pool_bytes: device.non_pool.0,
-        free_bytes: device.free().0,
+        device_free_bytes: device.device_free.0,
+        free_bytes: device.free.0,
         budget_bytes: device.budget.0,
     }
 }

@@ -34,7 +34,7 @@ fn devices(devices: &[DeviceSample], console: &mut Console) -> anyhow::Result<()
     console.line(console.paint(&header, Colour::BoldCyan))?;
     let size = |bytes: Bytes| kvcached_size(i64::try_from(bytes.0).unwrap_or(i64::MAX));
     for device in devices {
-        let figures = [device.total, device.held(), device.idle, device.non_pool, device.free(), device.budget];
+        let figures = [device.total, device.held(), device.usage.idle, device.non_pool, device.free, device.budget];
         console.line(row(device.name.as_str(), figures.map(size)))?;
     }
     Ok(())

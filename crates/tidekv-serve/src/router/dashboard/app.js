@@ -39,13 +39,12 @@ function drawDevices(now) {
     const budget = device.budget_bytes ? [{ name: "budget", className: "limit", samples: seriesOf(devices, device.name, (sample) => sample.budget_bytes) }] : [];
     const held = own.map((pool) => `${pool.id} ${bytes(heldBytes(pool))}`);
     card.plot.draw(now, areas, budget, `${bytes(device.pools_bytes)} held by pools${held.length ? `: ${held.join(", ")}` : ""}.`);
-    const others = Math.max(0, device.used_bytes - device.pools_bytes);
     card.figures.show([
       ...own.map((pool) => ({ name: pool.id, key: poolColour(pool), value: bytes(heldBytes(pool)) })),
       ...(device.budget_bytes ? [{ name: "Budget of all pools", key: "line", value: bytes(device.budget_bytes) }] : []),
       { name: "All pools", value: bytes(device.pools_bytes) },
-      { name: "Others", value: bytes(others) },
-      { name: "Free", value: bytes(Math.max(0, device.total_bytes - device.used_bytes)) },
+      { name: "Others", value: bytes(device.others_bytes) },
+      { name: device.budget_bytes ? "Free of the budget" : "Free", value: bytes(device.free_bytes) },
       { name: "Total", value: bytes(device.total_bytes) },
     ]);
   });
@@ -125,6 +124,7 @@ function drawPools(now) {
       { name: "Cached", key: `reserve ${tint}`, value: bytes(pool.cached_bytes) },
       { name: "Idle", key: `reserve ${tint}`, value: bytes(pool.idle_bytes) },
       { name: "Demand", key: "demand", value: bytes(pool.demand_bytes) },
+      ...(pool.why ? [{ name: "Why", value: pool.why }] : []),
       { name: "Limit", key: "line", value: bytes(pool.limit_bytes) },
       { name: "Fair share", key: "line share", value: share === null ? percent(pool.share) : `${bytes(share)} (${percent(pool.share)})` },
       { name: "Weight, floor", value: `${pool.weight}, ${bytes(pool.floor_bytes)}` },

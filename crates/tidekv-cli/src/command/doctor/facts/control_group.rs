@@ -61,7 +61,7 @@ enum Generation {
 
 impl ControlGroup {
     /// Reads the groups that are named under this root.
-    pub(super) fn read(root: &Path) -> Probe<Self> {
+    pub(in super::super) fn read(root: &Path) -> Probe<Self> {
         let groups = text(root, "proc/self/cgroup")?;
         let folders = |resource: &str| folders(root, &groups, resource);
         Ok(Self {

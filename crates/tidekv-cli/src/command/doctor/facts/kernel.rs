@@ -63,6 +63,13 @@ pub(in super::super) struct CpuCounts {
     pub(in super::super) allowed: u32,
 }
 
+impl HostMemory {
+    pub(in super::super) fn read(root: &Path) -> Probe<Self> {
+        let text = text(root, "proc/meminfo")?;
+        parse_memory(&text).ok_or_else(|| "/proc/meminfo lacks figures".to_owned())
+    }
+}
+
 impl Kernel {
     /// Reads the files under this root.
     pub(in super::super) fn read(root: &Path) -> Self {
@@ -72,8 +79,7 @@ impl Kernel {
             parse_limit(text, name).ok_or_else(|| format!("/proc/self/limits has no \"{name}\""))
         };
         Self {
-            memory: text(root, "proc/meminfo")
-                .and_then(|text| parse_memory(&text).ok_or_else(|| "/proc/meminfo lacks figures".to_owned())),
+            memory: HostMemory::read(root),
             shmem_huge_pages: text(root, "sys/kernel/mm/transparent_hugepage/shmem_enabled")
                 .and_then(|text| chosen_word(&text).ok_or_else(|| "no word is chosen in shmem_enabled".to_owned())),
             memlock: limit("Max locked memory"),

@@ -1,9 +1,11 @@
 //! Memory of the machine, for pools on the host back-end and for everything that engines keep outside the GPU.
 
 use tidekv_core::units::Bytes;
+use tidekv_shm::DeviceName;
 
 use super::super::check::{ADDRESS_SPACE, Check, HOST_FREE, HUGE_PAGES, MAX_MAP_COUNT, MEMLOCK, OVERCOMMIT};
-use super::super::facts::{HostMemory, Kernel, Limit, Probe};
+use super::super::facts::{Facts, HostMemory, Limit, Probe};
+use super::super::memory::DeviceMemory;
 use super::some_of;
 
 /// The kernel's own default.
@@ -15,10 +17,11 @@ const SMALL_PAGE: Bytes = Bytes::mib(2);
 /// What network cards must be able to hold in place for transfers of KV blocks.
 const MEMLOCK_MIN: Bytes = Bytes::gib(1);
 
-pub(super) fn judge(kernel: &Kernel) -> Vec<Check> {
+pub(super) fn judge(facts: &Facts) -> Vec<Check> {
+    let kernel = &facts.kernel;
     let memory = kernel.memory.as_ref();
     vec![
-        free(memory),
+        free(memory, facts),
         huge_pages(memory, kernel.shmem_huge_pages.as_ref()),
         memlock(kernel.memlock.as_ref(), &kernel.rdma_devices),
         address_space(kernel.address_space.as_ref()),
@@ -30,12 +33,18 @@ pub(super) fn judge(kernel: &Kernel) -> Vec<Check> {
 /// A borrowed fact, or why it is not known.
 type Known<'a, T> = Result<&'a T, &'a String>;
 
-fn free(memory: Known<'_, HostMemory>) -> Check {
-    let HostMemory { total, available, .. } = match memory {
-        Ok(memory) => *memory,
+fn free(memory: Known<'_, HostMemory>, facts: &Facts) -> Check {
+    let memory = match memory {
+        Ok(memory) => memory,
         Err(why) => return HOST_FREE.skipped(why),
     };
-    let what = format!("{available} available of {total}");
+    let HostMemory { total, available, .. } = *memory;
+    let pools = facts.pools.as_ref().map_or(&[][..], |pools| &pools.live);
+    let on_host = pools.iter().filter(|pool| pool.device == DeviceName::host().as_str());
+    let held = Bytes(on_host.map(|pool| pool.reserved.0).fold(0, u64::saturating_add));
+    let DeviceMemory { free, others } = DeviceMemory::of_host(memory, facts.kernel.control_group.as_ref().ok(), held);
+    let what =
+        format!("{available} available of {total}: pools hold {held}, others {others}, and {free} are free for pools");
     if available.0 >= total.0 / 20 {
         return HOST_FREE.ok(what);
     }

@@ -20,7 +20,7 @@ use super::facts::Facts;
 pub(super) fn all(facts: &Facts) -> Vec<Check> {
     let mut checks = gpu::judge(facts);
     checks.extend(shared_files::judge(facts));
-    checks.extend(host_memory::judge(&facts.kernel));
+    checks.extend(host_memory::judge(facts));
     checks.extend(cpu::judge(&facts.kernel));
     checks.extend(container::judge(&facts.kernel));
     checks.extend(environment::judge(&facts.environment));

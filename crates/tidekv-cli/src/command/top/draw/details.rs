@@ -8,11 +8,11 @@ use tidekv_core::units::Bytes;
 use super::pools::bar;
 use super::spark::chart;
 use super::theme::Theme;
-use crate::command::table::{Pressure, rate};
+use crate::command::table::rate;
 use crate::command::top::collect::{PlaceSample, PoolSample};
 use crate::command::top::state::{State, Track};
 use crate::scene::bound;
-use crate::text::{cut, kvcached_percent, kvcached_size};
+use crate::text::{cut, kvcached_percent, kvcached_size, printable};
 
 /// The width of what stands before a figure.
 const LABEL: usize = 10;
@@ -37,7 +37,7 @@ pub(super) fn draw(track: &Track, state: &State, theme: Theme, frame: &mut Frame
     let every = super::interval(state.choices().refresh);
     lines.push(Line::raw(format!("In use, the last {looks} looks, one every {every}; full height is the limit:")));
     let rows = usize::from(area.height).saturating_sub(lines.len()).min(8);
-    let pressure = theme.pressure(Pressure::of_bytes(pool.in_use, pool.limit));
+    let pressure = theme.pressure(pool.pressure());
     lines.extend(chart(&track.history, pool.limit, width, rows).into_iter().map(|row| Line::styled(row, pressure)));
     for (line, row) in lines.into_iter().zip(area.rows()) {
         frame.render_widget(line, row);
@@ -73,8 +73,15 @@ fn ledger_figures(track: &Track, word: &str, place: &PlaceSample) -> Vec<(&'stat
     vec![
         ("State", format!("{word}, pid {} on {}", place.pid, place.device)),
         ("Limit", format!("{}, revision {latest}: {limit}", track.pool.limit)),
-        ("Held", format!("{}, of it {} idle, in pages of {}", place.held, track.pool.idle, place.page)),
+        (
+            "Held",
+            format!(
+                "{}, of it {} cached, {} idle, in pages of {}",
+                place.held, place.cached, track.pool.idle, place.page
+            ),
+        ),
         ("Share", format!("{} fair, {} wanted beyond what it holds", place.fair, place.demand)),
+        ("Why", place.why.as_deref().map_or("nothing waits and nothing is asked for".into(), printable).into_owned()),
         ("Gives", format!("{} owed to others, {} on the way back", place.owed, place.reclaim)),
         (
             "Terms",

@@ -1,15 +1,16 @@
 //! A line for each device.
 //!
 //! ```text
-//!   GPU-1f0c3a7e   [########===----------|---ooooooo] pools 24.1G  other 10.2G  free 45.7G  of 80.0G
-//!                   in use  idle  free   budget  others, from the right
+//!   GPU-1f0c3a7e   [########%%%===-------------] pools 24.1G  other 10.2G  free 39.9G of 64.0G
+//!                   needed  cached idle  free
 //! ```
 //!
-//! Others stand at the right end, so that the mark of the budget, counted from the left, is where pools must stop.
+//! The bar stands for the budget, where there is one. Else it stands for the device, with what others use at the right end.
 
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
+use tidekv_core::share::MemoryUse;
 use tidekv_core::units::Bytes;
 
 use super::bar::Bar;
@@ -51,12 +52,15 @@ fn line(number: &str, device: &DeviceSample, theme: Theme, width: u16) -> Line<'
     let name = fit(&format!("{number}{}", cut_middle(device.name.as_str(), room.saturating_sub(number.len()))), room);
     let figures = figures(device, width);
     let columns = usize::from(width).saturating_sub(room + 1 + 1 + figures.len());
-    let pressure = Pressure::of_bytes(device.in_use, budget_or_total(device));
-    let bar = Bar::new(columns, device.total, theme)
-        .part(device.in_use, '#', theme.pressure(pressure))
-        .part(device.idle, '=', theme.idle())
-        .part_from_right(device.non_pool, 'o', theme.other())
-        .mark(device.budget, theme.mark());
+    let whole = device.whole();
+    let pressure = Pressure::of_bytes(device.usage.needed, whole);
+    let others = if device.budget == Bytes::ZERO { device.non_pool } else { Bytes::ZERO };
+    let bar = Bar::new(columns, whole, theme)
+        .part(device.usage.needed, '#', theme.pressure(pressure))
+        .part(device.usage.cached, '%', theme.idle())
+        .part(device.usage.idle, '=', theme.idle())
+        .part_from_right(others, 'o', theme.other())
+        .overflow(device.held(), theme.alert());
     let mut spans = vec![Span::styled(name, theme.key()), Span::raw(" ")];
     spans.extend(bar.spans());
     spans.push(Span::raw(format!(" {figures}")));
@@ -66,17 +70,14 @@ fn line(number: &str, device: &DeviceSample, theme: Theme, width: u16) -> Line<'
 fn figures(device: &DeviceSample, width: u16) -> String {
     let size = |bytes: Bytes| compact_size(bytes.0);
     let held = size(device.held());
-    let [in_use, idle, other] = [device.in_use, device.idle, device.non_pool].map(size);
-    let [free, total, budget] = [device.free(), device.total, device.budget].map(size);
+    let MemoryUse { needed, cached, idle } = device.usage;
+    let [needed, cached, idle, other] = [needed, cached, idle, device.non_pool].map(size);
+    let [free, whole] = [device.free, device.whole()].map(size);
     match () {
-        () if device.total == Bytes::ZERO => format!("pools {held:>5}  of a size not known yet"),
-        () if width < WIDE => format!("pools {held:>5}  other {other:>5}  free {free:>5} of {total:>5}"),
+        () if device.whole() == Bytes::ZERO => format!("pools {held:>5}  of a size not known yet"),
+        () if width < WIDE => format!("pools {held:>5}  other {other:>5}  free {free:>5} of {whole:>5}"),
         () => format!(
-            "in use {in_use:>5}  idle {idle:>5}  other {other:>5}  free {free:>5} of {total:>5}  budget {budget:>5}"
+            "needed {needed:>5}  cached {cached:>5}  idle {idle:>5}  other {other:>5}  free {free:>5} of {whole:>5}"
         ),
     }
-}
-
-fn budget_or_total(device: &DeviceSample) -> Bytes {
-    if device.budget == Bytes::ZERO { device.total } else { device.budget }
 }

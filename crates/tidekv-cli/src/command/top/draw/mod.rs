@@ -169,6 +169,9 @@ fn footer(state: &State, theme: Theme) -> Line<'static> {
 /// What else there is to say, in lines.
 fn notices(state: &State) -> Vec<String> {
     let mut lines = state.picture().sample.troubles.clone();
+    let pools = state.picture().tracks.iter();
+    let whys = pools.filter_map(|track| track.pool.place.as_ref()?.why.as_deref());
+    lines.extend(whys.map(|why| printable(why).into_owned()));
     let missing = state.missing();
     if !missing.is_empty() && !state.picture().tracks.is_empty() {
         lines.push(format!("Waiting for {}: not there yet.", printable(&missing.join(", "))));

@@ -78,7 +78,7 @@ fn legend(room: usize) -> &'static str {
 
 fn line(track: &Track, columns: &Columns, device: Option<usize>, is_selected: bool, theme: Theme) -> Line<'static> {
     let pool = &track.pool;
-    let pressure = theme.pressure(Pressure::of_bytes(pool.in_use, pool.limit));
+    let pressure = theme.pressure(pool.pressure());
     let cursor = if is_selected { ">" } else { " " };
     let mut spans = vec![Span::raw(cursor), Span::raw(fit(&cut_middle(&pool.label, columns.name), columns.name))];
     if columns.has_device {
@@ -102,7 +102,7 @@ fn extra_cell(extra: &columns::Extra, track: &Track) -> Span<'static> {
 
 /// What the pool holds of its limit, what it wants besides, and where its share ends.
 pub(super) fn bar(pool: &PoolSample, columns: usize, theme: Theme) -> Bar {
-    let pressure = Pressure::of_bytes(pool.in_use, pool.limit);
+    let pressure = pool.pressure();
     let bar = Bar::new(columns, pool.limit, theme)
         .part(pool.in_use, '#', theme.pressure(pressure))
         .part(pool.idle, '=', theme.idle())
@@ -117,7 +117,7 @@ pub(super) fn bar(pool: &PoolSample, columns: usize, theme: Theme) -> Bar {
 
 /// In use of the limit. From 80 % on with a `!`, for those who see no red.
 fn percent(pool: &PoolSample) -> String {
-    let mark = if Pressure::of_bytes(pool.in_use, pool.limit) == Pressure::High { '!' } else { ' ' };
+    let mark = if pool.pressure() == Pressure::High { '!' } else { ' ' };
     let (used, limit) = (u128::from(pool.in_use.0), u128::from(pool.limit.0));
     match (used * 100).checked_div(limit) {
         Some(percent) if percent <= 999 => format!("{percent}%{mark}"),
