@@ -112,7 +112,7 @@ impl Sample {
             printable(&format!("pools on {device} are not shown in full: {error}")).into_owned()
         };
         Self {
-            devices: scene.devices.iter().map(|device| device_sample(device)).collect(),
+            devices: scene.devices.iter().map(device_sample).collect(),
             pools: scene.pools.iter().filter(wanted).map(PoolSample::of).collect(),
             troubles: scene.unreadable.iter().map(trouble).collect(),
         }
