@@ -162,7 +162,7 @@ fn every_change_of_the_budget_is_told_with_its_author() {
     open(&dir).update(soon(), |view| view.header.decide_budget(Some(Bytes::gib(1)), operator)).unwrap();
     decide(Some(Bytes::mib(300)), pool());
     let budget = |event: &&Event| event.kind == EventKind::Budget;
-    let last = all(&dir).iter().filter(budget).next_back().map(|event| (event.budget, event.pid));
+    let last = all(&dir).iter().rfind(budget).map(|event| (event.budget, event.pid));
     assert_eq!(last, Some((Bytes::gib(1), 7)));
     open(&dir)
         .update(soon(), |view| {

@@ -46,7 +46,7 @@ pub(super) fn run(dir: &RuntimeDir, request: &BudgetRequest, console: &mut Conso
             console.line("No pool uses a device.")?;
         }
         for device in shown {
-            let Device { name, header } = device;
+            let Device { name, header, .. } = device;
             let held = held(&scene, name);
             console.line(format_args!("{name}: {}, {}; pools hold {held}", header.budget, decided_by(header)))?;
         }
@@ -112,7 +112,7 @@ fn set(
 }
 
 fn warn(device: &Device, size: BudgetSize, console: &mut Console) {
-    let Device { name, header } = device;
+    let Device { name, header, .. } = device;
     match size {
         BudgetSize::Given(Bytes::ZERO) => {
             console.note(format_args!("warning: with a budget of 0 no pool of {name} can hold anything."))
