@@ -23,6 +23,8 @@ use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 use super::TokenizerError;
 
 const NAME: &str = "chat";
+/// Instructions that a template may take for a conversation: some hundred for each of the most messages that are read, and seconds at most.
+const MOST_STEPS: u64 = 10_000_000;
 
 /// One turn of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -86,6 +88,7 @@ impl JinjaTemplate {
     pub(super) fn new(source: String, special_tokens: BTreeMap<String, String>) -> Result<Self, String> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_fuel(Some(MOST_STEPS));
         environment.set_syntax(syntax.map_err(|error| sentence(&error))?);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.set_formatter(|out, state, value| match value.kind() {
@@ -118,6 +121,9 @@ impl JinjaTemplate {
 fn sentence(error: &Error) -> String {
     let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     match error.line() {
+        _ if error.kind() == ErrorKind::OutOfFuel => {
+            format!("it takes more than {MOST_STEPS} steps for these messages")
+        }
         Some(line) if error.kind() != ErrorKind::InvalidOperation => format!("{what} (line {line} of the template)"),
         _ => what,
     }
@@ -197,6 +203,16 @@ mod tests {
         let json = render("{{ messages | tojson }}", &messages).unwrap();
         assert_eq!(json, r#"[{"role": "user", "content": "<é & 'x'>"}]"#);
         assert_eq!(render("{{ {'a': [1]} | tojson(indent=2) }}", &messages).unwrap(), "{\n  \"a\": [\n    1\n  ]\n}");
+    }
+
+    #[test]
+    fn a_template_that_does_not_end_is_an_error() {
+        let endless = "{% for i in range(100000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}";
+        let error = render(endless, &[said("user", "x")]).unwrap_err();
+        assert!(error.contains("more than 10000000 steps"), "{error}");
+        let long: Vec<ChatMessage> = (0..16_384).map(|_| said("user", "x")).collect();
+        let source = "{% for message in messages %}{% if message.role == 'user' %}{{ message.content | trim }}{% endif %}{% endfor %}";
+        assert_eq!(render(source, &long).unwrap().len(), long.len());
     }
 
     #[test]
