@@ -9,7 +9,9 @@ use tidekv_core::units::Bytes;
 use tidekv_shm::arena::ArenaName;
 use tidekv_shm::{DeviceName, RuntimeDir, UNLIMITED};
 
-use crate::cli::{AccessArgs, ArenaCommand, BudgetArgs, Cli, Command, Program, ShareArgs, Shell, TopArgs, WaitArgs};
+#[cfg(feature = "serve")]
+use crate::cli::AccessArgs;
+use crate::cli::{ArenaCommand, BudgetArgs, Cli, Command, Program, ShareArgs, Shell, TopArgs, WaitArgs};
 use crate::text::{Percent, nearest, parse_duration};
 
 /// What to do, and in which folder.

@@ -90,7 +90,8 @@ fn a_sleeping_model_gives_its_memory_back_and_wakes_for_a_request() {
     let held = || {
         let pools = up.get("/api/pools");
         let of_a = pools["pools"].as_array().unwrap().iter().find(|pool| pool["model"] == "a").cloned();
-        of_a.map_or(0, |pool| pool["in_use_bytes"].as_u64().unwrap() + pool["reserve_bytes"].as_u64().unwrap())
+        let parts = ["needed_bytes", "cached_bytes", "idle_bytes"];
+        of_a.map_or(0, |pool| parts.map(|part| pool[part].as_u64().unwrap()).iter().sum())
     };
     let deadline = Instant::now() + PATIENCE;
     while held() > 0 {
