@@ -15,11 +15,11 @@ p, Space       pause the picture; looks go on behind it
 Up, Down, j, k, PgUp, PgDn, Home, End   choose a pool
 Enter          everything about it      Ctrl-Z   stop; fg comes back
 
-Bar of a pool, up to its limit          Bar of a device
-#  in use                               #  in use by pools
-=  idle reserve (Prealloc)              =  idle in pools
-+  wanted and not given                 o  used by others
-|  its fair share                       |  budget of all pools
+Bar of a pool, up to its limit          Bar of a device (its budget)
+#  in use, cached included              #  needed by running requests
+=  idle reserve (Prealloc)              %  cached: given to neighbours
++  wanted and not given                 =  idle in pools
+|  its fair share                       o  used by others (no budget)
 -  free             >  over the limit   -  free
 
 Colour: green below 50 % of the limit, yellow below 80 %, then red and !
