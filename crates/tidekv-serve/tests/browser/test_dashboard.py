@@ -60,7 +60,7 @@ def test_it_shows_everything_to_everybody(router, open_page, picture, scheme) ->
     for words in ["ready", "3.25", "41.5 ms / 180 ms", "9.2 ms / 21.0 ms", "kvcached_chat"]:
         expect(row(page, "chat")).to_contain_text(words)
     expect(row(page, "code")).to_contain_text("sleeping")
-    shown = {"In use": "300 MiB", "Reserve": "40 MiB", "Demand": "0 B", "Limit": "700 MiB", "Fair share": "512 MiB (50 %)"}
+    shown = {"Needed": "300 MiB", "Cached": "30 MiB", "Idle": "10 MiB", "Demand": "0 B", "Limit": "700 MiB", "Fair share": "512 MiB (50 %)"}
     for name, value in shown.items():
         expect(figure(page, "kvcached_chat", name)).to_have_text(value)
     expect(figure(page, "kvcached_chat", "Weight, floor")).to_have_text("1, 0 B")

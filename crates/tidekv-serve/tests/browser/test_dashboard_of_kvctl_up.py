@@ -112,7 +112,7 @@ def test_it_shows_and_changes_what_really_is(up, open_page, picture) -> None:
 
     page.get_by_role("button", name="Put chat to sleep").click()
     expect(row(page, "chat")).to_contain_text("sleeping")
-    expect(figure(page, pool, "In use")).to_have_text("0 B")
+    expect(figure(page, pool, "Needed")).to_have_text("0 B")
     assert up.complete("chat")["usage"]["completion_tokens"] == 8, "a request wakes it"
     expect(page.get_by_role("log")).to_contain_text("chat: wake up")
     expect(row(page, "chat")).to_contain_text("ready")

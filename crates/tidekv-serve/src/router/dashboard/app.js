@@ -61,7 +61,6 @@ function heldBytes(pool) {
   return pool.needed_bytes + keptBytes(pool);
 }
 
-
 /** A pool has the colour of its model; those of others follow behind. */
 function poolColour(pool) {
   const all = state.status?.models ?? [];
