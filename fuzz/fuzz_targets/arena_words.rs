@@ -16,8 +16,9 @@ use damage::World;
 use libfuzzer_sys::fuzz_target;
 use tidekv_shm::RuntimeDir;
 
-/// Then the number of the process. A fuzzer does not end in a way that lets it clean up, so the next one does.
-const FOLDER: &str = "/dev/shm/kvcached-fuzz-arena-words-";
+/// Then the number of the process. A fuzzer does not end in a way that lets it clean up, so the next one does. No other target has a
+/// folder that begins like this, or it would take ours for one that was left.
+const FOLDER: &str = "/dev/shm/kvcached-fuzz-words-";
 
 static WORLD: LazyLock<World> = LazyLock::new(|| {
     for entry in std::fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
