@@ -75,7 +75,7 @@ class Serving:
     def __exit__(self, *_: object) -> None:
         self.manager.stop(block=True)
 
-    def serve(self, prompts: list[list[int]]) -> list[list[int]]:
+    def serve(self, prompts: list[list[int]], on_output: Callable[[int], None] = lambda _: None) -> list[list[int]]:
         ids = [self.manager.add_request(prompt) for prompt in prompts]
         outputs: dict[str, Any] = {}
         end = time.monotonic() + DEADLINE
@@ -84,6 +84,7 @@ class Serving:
             assert time.monotonic() < end and (output is not None or self.manager.is_running())
             if output is not None and output.is_finished():
                 outputs[output.request_id] = output
+                on_output(len(outputs))
         return tokens_of([outputs[request] for request in ids])
 
 
