@@ -4,7 +4,7 @@
 //! |-----------------------------------------------|--------------------------------------------|------------------|
 //! | entry whose owner is gone                     | the owner's lock is free                   | removed          |
 //! | ledger without entries                        | looked at under its lock                   | removed          |
-//! | events without a ledger                       | its name                                   | removed          |
+//! | events without a ledger                       | its name and our magic                     | removed          |
 //! | folder of sockets whose workers are gone      | nobody listens at any of them              | removed          |
 //! | ledger or arena that its maker did not finish | its name, and zeros or our magic; no lock on it | removed     |
 //! | what a killed `kvctl up` left running         | its lock is free, and the processes carry its mark | ended, removed |
